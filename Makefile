@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test smoke image audit slow chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test sentences smoke image audit slow chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -27,6 +27,12 @@ test: install
 	@echo "== the default test suite: lint, types, tests; about 7 minutes on 2 cores, 5 of them tests =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+# The texts that the tests saw, by function of sparsedepth/words: tests/words/sentences.txt.
+sentences:
+	rm -rf build/sentences
+	SENTENCES=$(CURDIR)/build/sentences OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+	PYTHONPATH=.:tests $(PY) tests/support/sentences.py build/sentences
 
 # What a user gets: the package as it is built (no editable install), its dependencies alone, outside of the checkout.
 # Modules are compiled where they are imported: of all those that are installed it would take a minute.

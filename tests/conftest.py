@@ -1,13 +1,21 @@
 """Marks that skip themselves, and what no test may depend on: the speed of the machine and who started the tests.
 
-`gpu` skips itself without a CUDA device, `slow` and `chaos` unless asked for with -m.
+`gpu` skips itself without a CUDA device, `slow` and `chaos` unless asked for with -m. With SENTENCES=FOLDER what the
+functions of `words` give is kept (`support/sentences.py`).
 """
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if folder := os.environ.get("SENTENCES"):  # before anything imports these functions
+    from support import sentences
+
+    sentences.record(Path(folder))
 
 from sparsedepth.cli.main import run
 

@@ -183,6 +183,48 @@ def test_the_gate_sees_what_it_must():
     assert sorted(hits) == ["dict keyed by conditions", "eval", "pickle", "torch.load", "trust_remote_code"]
 
 
+TEXTS = {"str", "str | None", "bytes", "list[str]", "tuple[str, ...]", "Iterator[str]", "tuple[str, str]"}
+ROWS_OF_TEXTS = {"list[list[str]]", "list[tuple[str, ...]]", "dict[str, str]", "list[dict[str, str]]"}
+NOT_TEXTS = {"plain_text.terminal_width", "values.plain"}
+"""What the functions of words need, and others use."""
+INPUT_OUTPUT = {"open", "print", "input", "read_text", "read_bytes", "write_text", "write_bytes", "exists", "glob"}
+
+
+def faults_of_words(source: str, module: str) -> list[str]:
+    """What a module of words must not do: give something else than text, compute with libraries, read or write."""
+    nodes = nodes_of(source)
+    top_level, found = nodes[0].body, []
+    records = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            returns = ast.unparse(node.returns).strip("'\"") if node.returns else ""
+            parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            typed = [parameter for parameter in parameters if parameter.annotation or parameter.arg == "self"]
+            if not returns or len(typed) < len(parameters):
+                found.append(f"{node.name} is not typed")
+            is_public = node in top_level and node.name[0] != "_" and f"{module}.{node.name}" not in NOT_TEXTS
+            if is_public and returns not in TEXTS | ROWS_OF_TEXTS | {*records}:
+                found.append(f"{node.name} gives {returns}")
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        found += [f"{name}()"] if name in INPUT_OUTPUT else []
+    return found
+
+
+def test_words_are_typed_functions_from_records_to_text():
+    for path in MODULES:
+        if part_of(path) == "words":
+            assert not faults_of_words(path.read_text(), path.stem), path
+            tops = {name.split(".")[0] for name in imports(path)}
+            assert not tops & (HEAVY | {"os", "sys", "subprocess", "numpy", "pandas", "scipy", "duckdb"}), path
+
+
+def test_the_test_of_words_sees_what_it_must():
+    source = "def f(a) -> str: ...\ndef g(a: int) -> float: ...\ndef h() -> str:\n    print(1)\n    return ''"
+    assert sorted(faults_of_words(source, "x")) == ["f is not typed", "g gives float", "print()"]
+    assert not faults_of_words("def plain(a: int) -> int: ...", "values")
+
+
 def definitions(body: list[ast.stmt]) -> dict:
     """What a module or a class defines or imports: name -> the same for a class, else nothing."""
     names: dict = {}

@@ -65,16 +65,16 @@ class LawPlotOptions(FitOptions):
 def law_of(fixed: list[str], without: list[str]) -> "Law":
     """The law without some terms, and with some exponents fixed. Raises ValueError for an unknown term."""
     from sparsedepth.scaling.law import TERMS, Law
-    from sparsedepth.words.plain_text import named_number
 
     if unknown := {*without} - {term.name for term in TERMS}:
         raise ValueError(f"--without {min(unknown)!r} is not a term; choose width, depth or data")
     exponents = {}
     for text in fixed:
-        name, value = named_number(text)
-        if value is None:
-            raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1")
-        exponents[name] = value
+        name, _, value = text.partition("=")
+        try:
+            exponents[name] = float(value)
+        except ValueError:
+            raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1") from None
     return Law(terms=tuple(term for term in TERMS if term.name not in without), fixed=exponents)
 
 

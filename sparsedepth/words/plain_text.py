@@ -43,15 +43,6 @@ def last_line(text: str, otherwise: str) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), otherwise)
 
 
-def named_number(text: str) -> tuple[str, float | None]:
-    """'a_l=1' -> ('a_l', 1.0); None for a value that is not a number."""
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, None
-
-
 def terminal_width() -> int:
     """Characters in a line of the terminal; WIDTH for a pipe or a file."""
     return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
