@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
-from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
+from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
+from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle
 from sparsedepth.plots.runs import (
     all_runs,
     cells_of_store,
@@ -28,10 +28,9 @@ from sparsedepth.plots.runs import (
     setting_names,
     settings_in_order,
     shown_settings,
-    to_measure,
     values_of_metrics,
 )
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours, setting_styles
+from sparsedepth.plots.style import GREY, Style, depth_colours, setting_styles
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -39,6 +38,7 @@ from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, 
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
+from sparsedepth.words.captions import by_layer_caption, by_setting_caption, rates_caption, rates_marked, to_measure
 from sparsedepth.words.plain_text import counted
 
 VARIANCE = "residual_variance"
@@ -48,6 +48,8 @@ BY_DEPTH = (VARIANCE, "causal_effect", "affine_loss_increase")
 TRAINING = {"train_loss": "tokens", "training": "tokens (last layer)"}
 """Metrics over training, and their axis: the loss, and the residual variance of the last layer."""
 QUANTITY = {"training": VARIANCE}
+ORDER = tuple(dict.fromkeys((*TRAINING, *BY_DEPTH, *SCORES, *ABSOLUTE_ROWS.values(), *GRADIENTS)))
+"""Of the panels."""
 MOST = 5
 """Settings of a panel."""
 OUTLIER = 3.0
@@ -96,50 +98,54 @@ def _every_value(store: Store) -> pd.DataFrame:
 def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """The values of these metrics by layer, without degenerate ones and those that a logarithmic axis cannot show; and
     a note on degenerate ones."""
-    finished = runs[runs["outcome"] == "ok"]
-    layers = _every_value(store)
+    finished, layers = runs[runs["outcome"] == "ok"], _every_value(store)
     layers = layers[layers["metric"].isin(metrics)]
     forms, notes = sound_layer_metrics(layers["metric"].unique(), finished)
-    scores = {score.metric: score.name for score in PROFILED if score.metric in forms.values()}
-    verdicts = {metric: degeneracy(name, score_rows(finished, name)) for metric, name in scores.items()}
+    drawn = {*forms.values()}
+    verdicts = {
+        score.metric: degeneracy(score.name, score_rows(finished, score.name))
+        for score in PROFILED
+        if score.metric in drawn
+    }
     degenerate = {metric: found.reason for metric, found in verdicts.items() if found.is_degenerate}
     if degenerate:
         notes += f" Degenerate, so not drawn: {', '.join(f'{name} ({why})' for name, why in degenerate.items())}."
-    shown = layers["metric"].isin({*forms.values()} - {*degenerate})
     logarithmic = layers["metric"].isin([name for name in metrics if BY_LAYER[name].scale == "log"])
-    return layers[shown & (~logarithmic | (layers["value"] > 0))], notes
+    return layers[layers["metric"].isin(drawn - {*degenerate}) & (~logarithmic | (layers["value"] > 0))], notes
 
 
 def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes: str = "") -> Drawing:
     """From the result rows of `runs` and run_id, metric, x, value. Its points: metric, n_layers, panel, setting, x,
     mean, lo, hi, n_seeds, lr. Raises NothingToDraw with `missing`."""
-    finished = runs.loc[runs["outcome"] == "ok", ["run_id", "n_layers", "setting", "seed", "lr"]]
-    finished = finished[finished["run_id"].isin(set(rows["run_id"]))]
+    line = ["n_layers", "setting"]
+    is_drawn = (runs["outcome"] == "ok") & runs["run_id"].isin(set(rows["run_id"]))
+    finished = runs.loc[is_drawn, ["run_id", *line, "seed", "lr"]]
     if finished.empty:
         raise NothingToDraw(missing)
-    n_settings = finished.groupby("n_layers")["setting"].nunique()
-    deepest, compared = finished["n_layers"].max(), n_settings.index[n_settings > 1]
-    depths = sorted({deepest, compared.min() if len(compared) else finished["n_layers"].min()}, reverse=True)
-    settings = shown_settings(finished.loc[finished["n_layers"].isin(depths), "setting"], MOST)
-    chosen = finished[finished["n_layers"].isin(depths) & finished["setting"].isin(settings)]
-    values = rows[["run_id", "metric", "x", "value"]].merge(chosen, on="run_id")
-    points = metric_intervals(values, ["n_layers", "setting", "x"], QUANTITY)
-    points = points.join(chosen.groupby(["n_layers", "setting"])["lr"].median(), on=["n_layers", "setting"])
+    chosen = _deep_and_shallow(finished)
+    points = metric_intervals(
+        rows[["run_id", "metric", "x", "value"]].merge(chosen, on="run_id"), [*line, "x"], QUANTITY
+    )
+    points = points.join(chosen.groupby(line)["lr"].median(), on=line)
     points["panel"] = points["metric"] + "@" + points["n_layers"].astype(str)
     points = points.sort_values(["n_layers", "x"], ascending=[False, True], kind="stable").reset_index(drop=True)
-    metrics = _in_order(("train_loss", *BY_DEPTH), points["metric"])
-    if len(metrics) > 3:  # the deepest depth alone
-        points, depths = points[points["n_layers"] == deepest], depths[:1]
-    labels = _lr_labels(points[points["n_layers"] == deepest])
-    text = f" lr is {points['lr'].min():g} throughout." if points["lr"].nunique() == 1 else ""
-    text = f" lr: that of {deepest} layers{CHANGES_VARIANCE * (VARIANCE in metrics)}." if labels else text
-    others = sorted({*finished["n_layers"]} - {*depths})
-    notes += f" Not drawn: {', '.join(map(str, others))} layers." if others else ""
-    notes += not_shown(finished["setting"].nunique() - len(settings), "further setting")
-    panels = {(metric, depth): points[points["panel"] == f"{metric}@{depth}"] for depth in depths for metric in metrics}
-    kinds = [_panel(metric, depth, of_panel) for (metric, depth), of_panel in panels.items() if len(of_panel)]
-    columns = len(depths) if len(metrics) == 1 else min(3, len(metrics))
-    return lines_drawing(points, kinds, text + notes, labels=labels, columns=columns)
+    deepest = points[points["n_layers"] == points["n_layers"].max()]
+    if points["metric"].nunique() > 3:
+        points = deepest
+    labels, panels = _lr_labels(deepest), dict([*points.groupby("panel")])
+    keys = [(metric, depth) for depth in points["n_layers"].unique() for metric in ORDER]
+    kinds = [_panel(*key, panels[name]) for key in keys if (name := "{}@{}".format(*key)) in panels]
+    n_metrics, n_depths = points["metric"].nunique(), points["n_layers"].nunique()
+    notes = by_setting_caption(points, finished, bool(labels)) + notes
+    return lines_drawing(points, kinds, notes, labels=labels, columns=n_depths if n_metrics == 1 else min(3, n_metrics))
+
+
+def _deep_and_shallow(finished: pd.DataFrame) -> pd.DataFrame:
+    """The runs at the deepest depth and the shallowest that compares settings, of the settings drawn."""
+    n_settings = finished.groupby("n_layers")["setting"].transform("nunique")
+    shallow = finished.loc[n_settings > 1, "n_layers"].min() if (n_settings > 1).any() else finished["n_layers"].min()
+    chosen = finished[finished["n_layers"].isin([finished["n_layers"].max(), shallow])]
+    return chosen[chosen["setting"].isin(shown_settings(chosen["setting"], MOST))]
 
 
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
@@ -147,10 +153,6 @@ def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
     x, label = ("tokens", TRAINING[metric]) if metric in TRAINING else ("whole", "layer")
     look: dict[str, Any] = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
     return panel_of(QUANTITY.get(metric, metric), f"{metric}@{depth}", **look)
-
-
-def _in_order(first: Iterable[str], present: pd.Series) -> list[str]:
-    return [name for name in dict.fromkeys((*first, *present)) if (present == name).any()]
 
 
 def _lr_labels(points: pd.DataFrame) -> dict[str, str]:
@@ -185,10 +187,6 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
         setting=points["n_layers"].map(lambda n: counted(n, "layer")),
         lr=points["n_layers"].map(chosen.groupby("n_layers")["lr"].median()),
     )
-    shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
-    text = f" By layer: {shown}."
-    text += " Dashed: usefulness threshold." * ("affine_loss_increase" in {*points["panel"]})
-    text += lr_text(points["lr"], CHANGES_VARIANCE)
 
     def draw_threshold(axis: Any, _: pd.DataFrame) -> None:
         axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -196,9 +194,11 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     panel = partial(panel_of, x="share", x_label="layer / number of layers")
     kinds = [
         panel(name, decorate=draw_threshold if name == "affine_loss_increase" else None)
-        for name in _in_order(BY_DEPTH, points["panel"])
+        for name in ORDER
+        if (points["panel"] == name).any()
     ]
-    return lines_drawing(points, kinds, text + notes, styles=depth_styles(points["n_layers"]))
+    text = by_layer_caption(points, is_search) + notes
+    return lines_drawing(points, kinds, text, styles=depth_styles(points["n_layers"]))
 
 
 def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
@@ -224,23 +224,22 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
     frame["value"] = pd.to_numeric(runs[loss_of(runs)], errors="coerce")
     frame["is_diverged"] = (runs["outcome"] != "ok") | frame["value"].isna()
     frame["is_chosen"] = runs["tuning"].isin(CHOSEN_ROLES) if "tuning" in runs else False
-    frame["n_rates"] = frame.groupby(line)["x"].transform("nunique")
-    frame = frame[frame["n_rates"] > 1].sort_values(at)
+    frame["is_chosen"] = frame.groupby(at)["is_chosen"].transform("any")  # by further seeds, too
+    n_rates = frame.groupby(line)["x"].transform("nunique")
+    frame["is_shared"] = frame.groupby([*line, "seed"])["x"].transform("nunique") == n_rates
+    frame = frame[(n_rates > 1) & (frame["is_shared"] | ~frame.groupby(line)["is_shared"].transform("any"))]
     if frame.empty:
         raise NothingToDraw("no configuration has finished runs at two learning rates, so there is no curve to draw")
-    chosen = frame.groupby(at)["is_chosen"].any()  # by further seeds, too
-    frame["is_shared"] = frame.groupby([*line, "seed"])["x"].transform("nunique") == frame["n_rates"]
-    frame = frame[frame["is_shared"] | ~frame.groupby(line)["is_shared"].transform("any")]
-    points = intervals(frame.assign(value=frame["value"].fillna(0.0)), at).join(chosen, on=at)
-    points = points.join(frame.groupby(at)["is_diverged"].any(), on=at)
-    points.loc[points["is_diverged"], ["mean", "lo", "hi"]] = np.nan
+    points = intervals(frame.sort_values(at).fillna({"value": 0.0}), at)
+    points = points.join(frame.groupby(at)[["is_chosen", "is_diverged"]].any(), on=at)
+    points.loc[points.pop("is_diverged"), ["mean", "lo", "hi"]] = np.nan
     points["role"] = ""
     for _, part in points.groupby(line):
         losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
         best = min(part.loc[part["is_chosen"], "x"], default=best_point(losses))
         points.loc[part.index[part["x"] == best], "role"] = "edge" if is_at_edge(best, losses) else "best"
     points["is_tuned"] = points.groupby(line)["is_chosen"].transform("any")
-    return _lines_over_rates(points.drop(columns=["is_chosen", "is_diverged"]), loss_of(runs))
+    return _lines_over_rates(points.drop(columns="is_chosen"), loss_of(runs))
 
 
 def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
@@ -256,16 +255,10 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
         look: dict[str, Any] = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
         marks = partial(_mark_best, styles, top)
         kinds.append(panel_of(loss, depth, title=counted(int(str(depth)), "layer"), decorate=marks, **look))
-    n_edge, is_tuned = int((points["role"] == "edge").sum()), points["is_tuned"]
-    marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
-    entries = [("o", marked), *[("x", "at the end of the grid")] * bool(n_edge)]
+    entries = [("o", rates_marked(points)), *[("x", "at the end of the grid")] * ("edge" in {*points["role"]})]
     hollow: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none"}
     handles = [line_handle(label, (GREY, mark, ""), **hollow) for mark, label in entries]
-    n_lines = len(points[["panel", "setting"]].drop_duplicates())
-    text = f" {counted(n_lines, 'line')}, each over the seeds that all its points have. Ring: {marked}."
-    text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
-    text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
-    text += not_shown(int(points["mean"].isna().sum()), "value", " where a seed diverged")
+    text = rates_caption(points, n_beyond)
     return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
 
 

@@ -1,6 +1,6 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -10,20 +10,18 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import once_per_store, settings_of
-from sparsedepth.plots.style import escaped
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.search import search_of
+from sparsedepth.words.captions import data_note, folders_note
 from sparsedepth.words.plain_text import did_you_mean
 
 STYLES = ("screen", "paper")
 OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"
 Progress = Callable[[str, float], None]
 """Gets what is being made, and the share that is done."""
-NUMBERS_SHARE = 0.3
-"""Of the time of drawing: collecting the numbers; the rest is rendering."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class FigureKind:
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
         drawing: Drawing = load(store, *([run] if self.of_one_run else []))
-        notes = _data_note(store) * (COMPARES_LOSSES in self.traits) + _folders_note(store)
+        of_data, of_folders = _notes(store)
+        notes = of_data * (COMPARES_LOSSES in self.traits) + of_folders
         return replace(drawing, page=partial(_with_notes, drawing.page, notes)) if notes else drawing
 
 
@@ -59,18 +58,13 @@ def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
     return figure
 
 
-def _data_note(store: Store) -> str:
-    """How the data of a store's runs differ."""
-    text = settings.data_text if (settings := settings_of(store)) else ""
-    return f" {text[0].upper()}{text[1:]}." if text else ""
-
-
 @once_per_store
-def _folders_note(store: Store) -> str:
-    """The results folders, of several."""
+def _notes(store: Store) -> tuple[str, str]:
+    """How the data of a store's runs differ, and its results folders, of several."""
     rows = store.sql("select distinct folder from runs where folder is not null").rows
     folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
-    return f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else ""
+    settings = settings_of(store)
+    return data_note(settings.data_text if settings else ""), folders_note(folders)
 
 
 def silent(name: str, done: float) -> None:
@@ -81,11 +75,11 @@ def silent(name: str, done: float) -> None:
 class Figures:
     """The figures drawn. A notebook shows a single one."""
 
-    drawings: dict[str, Drawing]
+    drawings: dict[str, Drawing] = field(default_factory=dict)
     """By name; the `data` of each has every number drawn."""
-    left_out: dict[str, str]
+    left_out: dict[str, str] = field(default_factory=dict)
     """Figures without numbers in the store -> what is missing."""
-    paths: tuple[Path, ...]
+    paths: list[Path] = field(default_factory=list)
     """The pictures written, each with its numbers in the .csv next to it."""
     captions: dict[str, str] = field(default_factory=dict)
     """Of style 'paper', whose pictures have none: figure -> its caption."""
@@ -94,7 +88,8 @@ class Figures:
         return f"Figures({', '.join(self.drawings)})"
 
     def _repr_png_(self) -> bytes | None:
-        return render(next(iter(self.drawings.values())).page, ".png") if len(self.drawings) == 1 else None
+        (*others, drawing) = self.drawings.values()
+        return None if others else render(drawing.page, ".png").pictures[0]
 
 
 def draw(
@@ -112,41 +107,44 @@ def draw(
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
     the deepest depth). `style` 'paper' writes a .pdf and a .png of one column each, and returns the captions. Raises
     ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing."""
-    is_paper, into_folder = style == "paper", out is not None and (out.is_dir() or not out.suffix)
-    if style not in STYLES:
-        raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")
-    if f".{format}" not in FORMATS:
-        raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
-    if is_paper and (format != "png" or (out and not into_folder and out.suffix == ".svg")):
-        raise ValueError("--style paper writes a PDF and a PNG, no SVG; leave --format out, or name a .pdf with -o")
-    if out is not None and not into_folder:
-        check_path(out)
-        if figure == "all":
-            raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
+    into_folder, is_paper = out is not None and (out.is_dir() or not out.suffix), style == "paper"
+    _check(figure, None if into_folder else out, format, style)
     figure = figure or ("all" if into_folder else default_figure(store))
-    check_figure(figure)
     names = [*FIGURES] if figure == "all" else [figure]
     if run is not None and not any(FIGURES[name].of_one_run for name in names):
         of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
         raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
-    narrow = [name for name in names if not (is_paper and FIGURES[name].of_one_run)]
-    drawings, left_out = drawable(store, narrow, run, lambda name, done: progress(name, done * NUMBERS_SHARE))
-    for name in {*names} - {*narrow}:
-        left_out[name] = f"--style paper is a single column, and {name} is a page of many panels, too many for one"
-    if not drawings:
-        several = f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}"
-        raise NothingToDraw(several if figure == "all" else left_out[figure])
-    paths: list[Path] = []
-    captions: dict[str, str] = {}
-    if out is not None:
-        if into_folder:
-            out.mkdir(parents=True, exist_ok=True)
-        for done, (name, drawing) in enumerate(drawings.items()):
-            progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
-            written, notes = write(drawing, out / f"{name}.{format}" if into_folder else out, is_paper)
-            paths += written
-            captions |= {name: notes} if is_paper else {}
-    return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths), captions=captions)
+    figures = Figures()
+    for name, found in drawable(store, names, run, progress, is_paper):
+        if isinstance(found, NothingToDraw):
+            figures.left_out[name] = str(found)
+            continue
+        figures.drawings[name] = found
+        if out is not None:
+            if into_folder:
+                out.mkdir(parents=True, exist_ok=True)
+            written, notes = write(found, out / f"{name}.{format}" if into_folder else out, is_paper)
+            figures.paths.extend(written)
+            figures.captions.update({name: notes} if is_paper else {})
+    if not figures.drawings:
+        several = f"there is nothing to draw: {'; '.join(dict.fromkeys(figures.left_out.values()))}"
+        raise NothingToDraw(several if figure == "all" else figures.left_out[figure])
+    return figures
+
+
+def _check(figure: str | None, file: Path | None, format: str, style: str) -> None:
+    """Raises ValueError for what no store is needed to refuse; `file`: the one picture to write."""
+    if style not in STYLES:
+        raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")
+    if f".{format}" not in FORMATS:
+        raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
+    if style == "paper" and (format != "png" or (file and file.suffix == ".svg")):
+        raise ValueError("--style paper writes a PDF and a PNG, no SVG; leave --format out, or name a .pdf with -o")
+    if file is not None:
+        check_path(file)
+        if figure == "all":
+            raise ValueError(f"--figure all draws several pictures, and -o {str(file)!r} is one; name a folder")
+    check_figure(figure or "all")
 
 
 def check_figure(name: str) -> None:
@@ -157,19 +155,24 @@ def check_figure(name: str) -> None:
 
 
 def drawable(
-    store: Store, names: Collection[str], run: str | None = None, progress: Progress = silent
-) -> tuple[dict[str, Drawing], dict[str, str]]:
-    """The figures that the store has numbers for, and why each of the others cannot be drawn; `progress` gets the name
-    of the next and the share that is done."""
-    drawings: dict[str, Drawing] = {}
-    left_out: dict[str, str] = {}
+    store: Store,
+    names: Iterable[str],
+    run: str | None = None,
+    progress: Progress = silent,
+    is_paper: bool = False,
+) -> Iterator[tuple[str, Drawing | NothingToDraw]]:
+    """Each figure, or why it cannot be drawn of this store; `progress` gets the name of the next and the share that is
+    done."""
+    names = [*names]
     for done, name in enumerate(names):
         progress(name, done / len(names))
         try:
-            drawings[name] = FIGURES[name].drawing(store, run)
+            if is_paper and FIGURES[name].of_one_run:
+                many = "is a page of many panels, too many for one"
+                raise NothingToDraw(f"--style paper is a single column, and {name} {many}")
+            yield name, FIGURES[name].drawing(store, run)
         except NothingToDraw as reason:
-            left_out[name] = str(reason)
-    return drawings, left_out
+            yield name, reason
 
 
 def default_figure(store: Store) -> str:

@@ -22,7 +22,7 @@ from sparsedepth.quantities import quantity
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.captions import means_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:
     """`by`, mean, lo, hi (NaN below three seeds) and n_seeds of column `value` in each group, in order of appearance;
     the runs of one seed are one value, a run without a seed is its own."""
-    own = pd.Series(-1.0 - np.arange(len(rows)), rows.index)
-    values = rows["value"].astype(float)
-    frame = rows[[*by]].assign(value=np.log(values) if is_log else values, seed=rows["seed"].astype(float).fillna(own))
-    per_seed = frame.dropna(subset="value").groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
-    found = per_seed.groupby(level=[*by], sort=False, observed=True).agg(mean="mean", sd="std", n_seeds="count")
+    rows = rows[[*by, "seed", "value"]].astype({"seed": float, "value": float}).dropna(subset="value")
+    rows["seed"] = rows["seed"].fillna(pd.Series(-1.0 - np.arange(len(rows)), rows.index))
+    rows["value"] = np.log(rows["value"]) if is_log else rows["value"]
+    of_seed = rows.groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
+    found = of_seed.groupby(level=[*by], sort=False, observed=True).agg(mean="mean", sd="std", n_seeds="count")
     found = found.reset_index()
-    n = found["n_seeds"]
-    half = n.map(lambda n: t_critical(n - 1) if n >= MIN_VALUES else np.nan) * found.pop("sd") / np.sqrt(n)
+    t = found["n_seeds"].map(lambda n: t_critical(n - 1) if n >= MIN_VALUES else np.nan)
+    half = t * found["sd"] / np.sqrt(found["n_seeds"])
     found = found.assign(lo=found["mean"] - half, hi=found["mean"] + half)
     ends = ["mean", "lo", "hi"]
     found[ends] = np.exp(found[ends]) if is_log else found[ends]
@@ -73,22 +73,9 @@ def metric_intervals(
     parts = []
     for name, part in rows.groupby("metric", sort=False):
         of = quantity((quantities or {}).get(str(name), str(name)))
-        is_log = of.scale == "log" and bool((part["value"].dropna() > 0).all())
-        found = intervals(part, ["metric", *by], is_log)
+        found = intervals(part, ["metric", *by], of.scale == "log" and bool((part["value"].dropna() > 0).all()))
         parts.append(found.assign(lo=found["lo"].clip(*of.range), hi=found["hi"].clip(*of.range)))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def means_text(points: pd.DataFrame) -> str:
-    """'Mean over 3 to 16 seeds, 95% interval.', without the interval where no point has one; 'One run each.'"""
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
-    return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
-
-
-def lr_text(lrs: pd.Series, changes: str) -> str:
-    """' lr is 0.003 to 0.006, which also changes residual variance.'; '' of one."""
-    return f" lr is {lrs.min():g} to {lrs.max():g}{changes}." if lrs.nunique() > 1 else ""
+    return pd.concat(parts or [pd.DataFrame()], ignore_index=True)
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
@@ -179,9 +166,9 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
 
 def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     """A range that the means and intervals of these rows fill; None without any."""
-    ends = rows[["mean", "lo", "hi"]].stack().dropna()
-    if ends.empty:
+    ends = rows[["mean", "lo", "hi"]].to_numpy(float)
+    if np.isnan(ends).all():
         return None
-    low, high = float(ends.min()), float(ends.max())
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

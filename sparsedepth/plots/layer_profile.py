@@ -17,20 +17,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.plots.matrices import as_matrix, draw_matrix, norm_of, title_of
+from sparsedepth.plots.matrices import as_matrix, draw_matrix, norm_of
 from sparsedepth.plots.page import Drawing, caption, colour_bar
 from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
-from sparsedepth.plots.style import DEGENERATE, MISSING, SERIES, escaped, layer_ticks, set_layer_scale, wrapped
+from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import RELATIVE_ROWS, SCORES, float_or_none, reasons_in, sound_layer_metrics
 from sparsedepth.store.small_sample import Z
+from sparsedepth.words.captions import FACTS, folded, profile_caption, profile_title, title_of_pairs
 
 COLUMNS = 4
 TITLE = 32
 """Characters per line of a panel's title."""
-FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": ""}
-"""Column of `runs` in the page's title -> its unit."""
 
 
 def _by_part(what: str) -> dict[str, str]:
@@ -121,11 +120,10 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
         if (field := quantity.threshold)
     }
     rows = rows[~rows["name"].isin([*leading]) | (rows["threshold"] == rows["name"].map(leading))]
-    errors = rows.assign(name=rows["name"].str.removesuffix("_se"), se=rows["value"])[rows["name"].str.endswith("_se")]
-    drawn = rows[rows["name"].isin({name for series in PANELS.values() for name in series})]
-    shown = drawn.merge(errors[["name", "layer", "se"]], on=["name", "layer"], how="left")
-    columns = ["name", "threshold", "layer", "value", "se"]
-    return shown[columns].sort_values(["name", "layer"], ignore_index=True)
+    errors = rows.rename(columns={"value": "se"}).assign(name=rows["name"].str.removesuffix("_se"))
+    errors = errors.loc[errors["name"] != rows["name"], ["name", "layer", "se"]]
+    shown = rows[rows["name"].isin(set().union(*PANELS.values()))].merge(errors, on=["name", "layer"], how="left")
+    return shown[["name", "threshold", "layer", "value", "se"]].sort_values(["name", "layer"], ignore_index=True)
 
 
 def _first_threshold(value: object, field: str, present: set[float]) -> float:
@@ -138,38 +136,38 @@ def _first_threshold(value: object, field: str, present: set[float]) -> float:
 def layer_profile_page(profile: LayerProfile) -> Figure:
     """Rows of panels, then rows of matrices; the run above, notes below."""
     rows = profile.profiles
-    measured = set(rows.loc[rows["value"].notna(), "name"])
-    drawn = {title: series for title, series in PANELS.items() if measured & set(series)}
     is_log = rows["name"].isin([name for name, quantity in BY_LAYER.items() if quantity.scale == "log"])
     shown = rows.assign(value=rows["value"].mask(is_log & (rows["value"] <= 0)))
-    n_rows, n_map_rows = -(-len(drawn) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
-    heights = [1.75] * n_rows + [2.3] * n_map_rows  # inches
-    page = Figure(figsize=(11, sum(heights) + 0.8))
-    grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
-    for i, (title, series) in enumerate(drawn.items()):
-        lines = {label: shown[shown["name"] == name] for name, label in series.items() if name in measured}
-        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, lines, profile.n_layers)
-    for i, (name, matrix) in enumerate(profile.matrices.items()):
-        axis = page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS])
+    lines = dict([*shown[rows.groupby("name")["value"].transform("count") > 0].groupby("name")])
+    panels = {
+        title: {series[name]: lines[name] for name in series if name in lines} for title, series in PANELS.items()
+    }
+    panels = {title: drawn for title, drawn in panels.items() if drawn}
+    page, panel_axes, map_axes = _grid(len(panels), len(profile.matrices))
+    for axis, (title, drawn) in zip(panel_axes, panels.items(), strict=True):
+        _draw_panel(axis, title, drawn, profile.n_layers)
+    for axis, (name, matrix) in zip(map_axes, profile.matrices.items(), strict=True):
         image = draw_matrix(axis, name, matrix, norm_of(matrix, BY_PAIR[name].scale))
-        axis.set_title(wrapped(title_of(name), TITLE), fontsize=8.5)
+        axis.set_title(folded(title_of_pairs(name), TITLE), fontsize=8.5)
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
-    page.suptitle(_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
-    text = _caption(profile, degenerate)
-    if n_hidden := int(rows["value"].count() - shown["value"].count()):
-        text += f" Not shown on logarithmic axes: {n_hidden} values that are not positive."
-    caption(page, text)
+    relative = sorted(RELATIVE_ROWS & {*rows["name"], *profile.matrices})
+    notes = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
+    page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
+    caption(page, profile_caption(profile, degenerate, notes, int(rows["value"].count() - shown["value"].count())))
     return page
 
 
-def _title(profile: LayerProfile, degenerate: Mapping[str, str]) -> str:
-    model = profile.run.get("model")
-    facts = [escaped(model) if isinstance(model, str) else f"run {profile.run['run_id']}", f"{profile.n_layers} layers"]
-    for name, unit in FACTS.items():
-        if (value := float_or_none(profile.run.get(name))) is not None:
-            facts.append(f"{name} {value:#.4g}{unit}{f' {DEGENERATE}' * (name in degenerate)}")
-    return "   ".join([*facts, *["diverged"] * (profile.run.get("outcome") == "diverged")])
+def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
+    """A page with rows of panels, then rows of maps; and the axes of each."""
+    n_rows, n_map_rows = -(-n_panels // COLUMNS), -(-n_maps // COLUMNS)
+    heights = [1.75] * n_rows + [2.3] * n_map_rows or [1.75]  # inches
+    page = Figure(figsize=(11, sum(heights) + 0.8))
+    axes = [*page.subplots(len(heights), COLUMNS, squeeze=False, height_ratios=heights).flat]
+    panels, maps = axes[:n_panels], axes[n_rows * COLUMNS :][:n_maps]
+    for axis in {*axes} - {*panels, *maps}:
+        axis.remove()
+    return page, panels, maps
 
 
 def _degenerate(profile: LayerProfile) -> dict[str, str]:
@@ -180,22 +178,9 @@ def _degenerate(profile: LayerProfile) -> dict[str, str]:
     return {name: "; ".join(reasons) for name in measured if (reasons := reasons_in(name, profile.run))}
 
 
-def _caption(profile: LayerProfile, degenerate: Mapping[str, str]) -> str:
-    text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
-    if profile.profiles["se"].notna().any():
-        text += " Band: 95%, 1.96 standard errors over the random probes."
-    relative = RELATIVE_ROWS & {*profile.profiles["name"], *profile.matrices}
-    text += sound_layer_metrics(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
-    scores: dict[str, list[str]] = {}
-    for name, reasons in degenerate.items():
-        scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")
-    marked = [f"{', '.join(names)} ({reasons})" for reasons, names in scores.items()]
-    return text + (f" Degenerate, so no evidence: {', '.join(marked)}." if marked else "")
-
-
 def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_layers: int) -> None:
     rows = pd.concat(lines.values())
-    axis.set_title(wrapped(title, TITLE), fontsize=8.5)
+    axis.set_title(folded(title, TITLE), fontsize=8.5)
     axis.set_ylabel(", ".join(sorted({BY_LAYER[name].unit for name in rows["name"]} - {"1", "share"})), fontsize=8)
     for (label, line), (colour, marker, dashes) in zip(lines.items(), SERIES, strict=False):
         threshold = line["threshold"].iloc[0]

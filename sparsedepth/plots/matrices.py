@@ -13,13 +13,14 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, not_shown, panels
-from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, to_measure, values_of_metrics
-from sparsedepth.plots.style import LINEAR_BELOW, MISSING, escaped, layer_ticks, linear_below, shortened
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, panels
+from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, values_of_metrics
+from sparsedepth.plots.style import LINEAR_BELOW, MISSING, layer_ticks, linear_below
 from sparsedepth.quantities import BY_PAIR
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import sound_layer_metrics
+from sparsedepth.words.captions import escaped, not_shown, shortened, title_of_pairs, to_measure
 from sparsedepth.words.plain_text import counted
 
 METRICS = ("causal_effect", "permutation_effect")
@@ -52,19 +53,18 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> tuple[pd.DataFrame
     finished = runs[runs["outcome"] == "ok"]
     depth = int(finished["n_layers"].max())
     chosen = finished.loc[finished["n_layers"] == depth, ["run_id", "setting"]]
-    rows = pairs[pairs["value"].notna()].merge(chosen, on="run_id")
+    rows = pairs.dropna(subset="value").merge(chosen, on="run_id")
     by = ["metric", "setting", "layer", "other_layer"]
     values = rows.groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
-    n_pairs = values.drop_duplicates(["metric", "layer", "other_layer"]).groupby("metric").size()
+    n_pairs = values.drop_duplicates(["metric", "layer", "other_layer"])["metric"].value_counts()
     # A metric with less than a quarter of the pairs that exist is not drawn.
     sparse = [name for name, n in n_pairs.items() if n < 0.25 * pairs_that_exist(str(name), depth).sum()]
-    dense = ~values["metric"].isin(sparse)
-    values = values[dense] if dense.any() else values
+    sparse = [] if len(sparse) == len(n_pairs) else sorted(map(str, sparse))
+    values = values[~values["metric"].isin(sparse)]
     shown = shown_settings(values["setting"], MOST)
     notes = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(chosen["run_id"])])[1]
     notes += not_shown(values["setting"].nunique() - len(shown), "further setting")
-    if left_out := [name for name in sparse if name not in set(values["metric"])]:
-        notes += f" Too few pairs measured to draw: {', '.join(map(str, left_out))}."
+    notes += f" Too few pairs measured to draw: {', '.join(sparse)}." if sparse else ""
     return values[values["setting"].isin(shown)].reset_index(drop=True), notes
 
 
@@ -89,14 +89,10 @@ def _draw_row(axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: 
         axis.set_title(escaped(shortened(setting)), fontsize=8)
         if axis is not axes[0] and not is_paper():
             axis.set_ylabel("")
-    colour_bar(axes[-1], image, title_of(metric))
+    colour_bar(axes[-1], image, title_of_pairs(metric))
 
 
 # A matrix of layers
-
-
-def title_of(metric: str) -> str:
-    return BY_PAIR[metric].axis_label.replace("\n", " ")
 
 
 def pairs_that_exist(metric: str, n_layers: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, log_scale, wrapped
+from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, log_scale
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.captions import escaped, folded
 from sparsedepth.words.formats import to_csv
 from sparsedepth.words.plain_text import counted
 
@@ -74,7 +75,7 @@ def depth_legend(page: Figure, colours: Mapping[int, str], markers: Mapping[str,
     """Above the page: a colour for each depth, a shape for each kind of run."""
     swatches = {counted(depth, "layer"): (colour, "o", "") for depth, colour in colours.items()}
     swatches |= {name: ("#444444", marker, "") for name, marker in (markers or {}).items()}
-    handles = [line_handle(wrapped(escaped(name)), style, markersize=6) for name, style in swatches.items()]
+    handles = [line_handle(folded(escaped(name)), style, markersize=6) for name, style in swatches.items()]
     legend_above(page, handles, handletextpad=0.1, columnspacing=1.2)
 
 
@@ -82,7 +83,7 @@ def settings_legend(
     page: Figure, styles: Mapping[str, Style], n_columns: int = 4, extra: Sequence[Line2D] = ()
 ) -> None:
     """Above the page: the line of each setting (`setting_styles`), then `extra` entries."""
-    names = [wrapped(re.sub(r"(?<!,) ", "\u00a0", setting)) for setting in styles]  # broken between settings
+    names = [folded(re.sub(r"(?<!,) ", "\u00a0", setting)) for setting in styles]  # broken between settings
     handles = [line_handle(escaped(name), style) for name, style in zip(names, styles.values(), strict=True)]
     legend_above(page, [*handles, *extra], n_columns)
 
@@ -116,11 +117,6 @@ def caption(page: Figure, *paragraphs: str) -> None:
     page.supxlabel("\n".join(lines), x=0.01, y=0.003, ha="left", fontsize=7.5, color=GREY)
 
 
-def not_shown(n: int, noun: str, why: str = "") -> str:
-    """' Not shown: 3 further settings.' for a caption; '' of none."""
-    return f" Not shown: {counted(n, noun)}{why}." if n else ""
-
-
 def lay_out(page: Figure) -> None:
     """Place the panels between legend and notes, as tightly as their labels allow; the page grows with a high legend,
     which would leave them no room. The text is measured once; with an engine or a `rect` matplotlib does so twice."""
@@ -148,33 +144,37 @@ def check_path(path: Path) -> None:
     check_parent(path)
 
 
-def write(drawing: Drawing, path: Path, for_paper: bool = False) -> tuple[list[Path], str]:
-    """Write the picture to `path` (.png, .svg or .pdf), or for a column of a paper a .pdf and a .png without caption;
-    and its numbers to the .csv next to it; each atomically. Returns the pictures and the caption."""
-    paths = [path.with_suffix(suffix) for suffix in (".pdf", ".png")] if for_paper else [path]
+class Rendered(NamedTuple):
+    page: Figure
+    caption: str
+    pictures: list[bytes]
+
+
+def render(build: Callable[[], Figure], *suffixes: str, for_paper: bool = False) -> Rendered:
+    """The page in each of FORMATS that `suffixes` name; for a column of a paper without its caption."""
     with matplotlib.rc_context(PAPER if for_paper else RC):
-        page = drawing.page()
+        page = build()
         notes = " ".join(page.get_supxlabel().split())
         if for_paper:
             page.supxlabel("")
         lay_out(page)
-        for each in paths:
-            write_bytes(each, picture(page, each.suffix.lower()))
+        pictures = []
+        for suffix in suffixes:
+            content = io.BytesIO()
+            page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
+            pictures.append(content.getvalue())
+    return Rendered(page, notes, pictures)
+
+
+def write(drawing: Drawing, path: Path, for_paper: bool = False) -> tuple[list[Path], str]:
+    """Write the picture to `path` (.png, .svg or .pdf), or for a column of a paper a .pdf and a .png without caption;
+    and its numbers to the .csv next to it; each atomically. Returns the pictures and the caption."""
+    paths = [path.with_suffix(suffix) for suffix in (".pdf", ".png")] if for_paper else [path]
+    rendered = render(drawing.page, *(each.suffix.lower() for each in paths), for_paper=for_paper)
+    for each, content in zip(paths, rendered.pictures, strict=True):
+        write_bytes(each, content)
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
-    return paths, notes
-
-
-def render(build: Callable[[], Figure], suffix: str) -> bytes:
-    with matplotlib.rc_context(RC):
-        page = build()
-        lay_out(page)
-        return picture(page, suffix)
-
-
-def picture(page: Figure, suffix: str) -> bytes:
-    content = io.BytesIO()
-    page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
-    return content.getvalue()
+    return paths, rendered.caption
 
 
 def csv_bytes(data: pd.DataFrame) -> bytes:

@@ -10,7 +10,6 @@ at least as good in all and better in one. The line in a panel is the front of i
 `slices`: of a search, its first objective in order of start and along each axis. Deviates: not Optuna's, which is too
 wide for a page and has no place for a caption."""
 
-import math
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import combinations, pairwise
@@ -23,22 +22,19 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.chain import Link, Scope, link
+from sparsedepth.effects.chain import Scope, link
 from sparsedepth.effects.importance import finished, options_of, proposals
-from sparsedepth.plots.facets import intervals, lr_text
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, not_shown, panels
+from sparsedepth.plots.facets import intervals
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, compared_runs, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import (
-    CHANGES_VARIANCE,
     GREY,
     SERIES,
     depth_colours,
-    escaped,
     kind_markers,
     log_scale,
     set_layer_scale,
     set_scale,
-    shortened,
 )
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -47,7 +43,16 @@ from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_r
 from sparsedepth.store.saved_queries import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.subject import is_imported
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.captions import (
+    chain_caption,
+    escaped,
+    front_caption,
+    link_title,
+    models_note,
+    not_shown,
+    shortened,
+    slices_caption,
+)
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -87,14 +92,13 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
 def chain(store: Store) -> Drawing:
     """Raises NothingToDraw without two runs that have both quantities of a link."""
     n_models = int(all_runs(store)["model"].notna().sum())
-    notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
-    return correlations(compared_runs(store), search_of(store.roots) is not None, notes * (n_models > 0))
+    return correlations(compared_runs(store), search_of(store.roots) is not None, models_note(n_models))
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "") -> Drawing:
     """From the result rows of `runs`. Its points: run_id, n_layers, lr, setting, kind (`changed_fields`), and each
     quantity of the panels (NaN if not measured or not drawable)."""
-    finished = runs[runs["outcome"] == "ok"]
+    finished = runs[runs["outcome"] == "ok"].reset_index(drop=True)
     links, forms = sound_panels(LINKS, runs, finished)
     names = list(dict.fromkeys(forms.values()))
     points = finished[["run_id", "n_layers", "lr", "setting"]].assign(kind=changed_fields(finished, is_search))
@@ -106,14 +110,10 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
         of_import = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
         advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
-    notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
-    notes += " ρ: Spearman's correlation [95% interval over settings, from six on]."
-    notes += degeneracy_caption(forms, finished, forms)
-    notes += lr_text(points["lr"], CHANGES_VARIANCE)
-    missing = [name for name in names if points[name].isna().all()]
-    notes += f" Not measured: {', '.join(missing)}." if missing else ""
+    notes = chain_caption(
+        points, names, (runs["outcome"] == "diverged").sum(), degeneracy_caption(forms, finished, forms)
+    )
     degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
-    points = points.reset_index(drop=True)
     return Drawing(data=points, page=partial(page_of_runs, points, links, degenerate, notes + further))
 
 
@@ -146,19 +146,8 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
         axis.xaxis.set_major_locator(MaxNLocator(4))
     scopes: Sequence[Scope] = ("pooled", "within depth")[: shown["n_layers"].nunique()]
     runs = points.assign(unit=points["setting"], outcome="ok")
-    said = [f"{scope}: {rho_text(link(runs, x, y, scope))}, n = {len(shown)}" for scope in scopes if is_evidence]
-    said = said or ["degenerate, so no evidence"]
-    if n_missing := len(points) - len(shown):
-        said.append(f"not shown: {n_missing} of {len(points)} (NULL)")
-    axis.set_title("\n".join(said), color=GREY, fontsize=7.5, linespacing=1.35)
-
-
-def rho_text(found: Link) -> str:
-    """'ρ = +0.42 [-0.10, +0.76]'."""
-    if found.rho is None:
-        return "ρ undefined"
-    ends = "(no interval)" if found.lo is None else f"[{found.lo:+.2f}, {found.hi:+.2f}]"
-    return f"ρ = {found.rho:+.2f} {ends}"
+    found = [link(runs, x, y, scope) for scope in scopes if is_evidence]
+    axis.set_title(link_title(found, len(shown), len(points)), color=GREY, fontsize=7.5, linespacing=1.35)
 
 
 def is_log(name: str) -> bool:
@@ -172,8 +161,9 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
         return None
     x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))
     slope, intercept = np.polyfit(x_N, y_N, 1)
-    at_ends = sorted((end - intercept) / slope for end in (y_N.min(), y_N.max())) if slope else (-math.inf, math.inf)
-    ends_2 = np.array([max(x_N.min(), at_ends[0]), min(x_N.max(), at_ends[1])])
+    ends_2 = np.array([x_N.min(), x_N.max()])
+    if slope:
+        ends_2 = np.clip(ends_2, *sorted((end - intercept) / slope for end in (y_N.min(), y_N.max())))
     fitted_2 = slope * ends_2 + intercept
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
 
@@ -198,13 +188,12 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
         forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
     else:
         pairs, forms = sound_panels(TRADES, runs, runs)
-    by_cell = complete.groupby("cell_id", sort=True)
+    by_cell = complete.groupby("cell_id")
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
     for name in forms.values():
-        values = complete[["cell_id", "seed"]].assign(value=complete[name].astype(float))
-        found = intervals(values, ["cell_id"]).set_index("cell_id")
-        ends = (found[end].clip(*IN_RUNS[name].range) for end in ("lo", "hi"))
-        cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], *ends
+        found = intervals(complete[["cell_id", "seed"]].assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
+        cells[name] = found["mean"]
+        cells[[f"{name}_lo", f"{name}_hi"]] = found[["lo", "hi"]].clip(*IN_RUNS[name].range)
     measured = [name for name in forms.values() if cells[name].notna().any()]
     pairs = [pair for pair in pairs if {*pair} <= {*measured}]
     cells = cells.dropna(subset=measured)
@@ -212,10 +201,9 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
         names = " and ".join(objectives) if len(objectives) > 1 else "a val_loss and a cost"
         raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
     cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
-    cells = cells.reset_index()
     noun = "proposal" if objectives else "configuration"
     notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms)
-    return Drawing(data=cells, page=partial(page_of_front, cells, pairs, noun, notes))
+    return Drawing(data=cells.reset_index(), page=partial(page_of_front, cells, pairs, noun, notes))
 
 
 def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: str, notes: str) -> Figure:
@@ -225,10 +213,8 @@ def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: s
     for axis, pair in zip(axes, pairs, strict=True):
         _draw_front(axis, cells, *pair)
     has_bars = len(cells) <= MANY_CELLS and bool((cells["n_seeds"] > 2).any())
-    spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
-    text = f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
-    text += f"front of {', '.join(dict.fromkeys(name for pair in pairs for name in pair))}. Line: the Pareto front of "
-    caption(page, f"{text}the panel's two quantities.{notes}")
+    names = [*dict.fromkeys(name for pair in pairs for name in pair)]
+    caption(page, front_caption(cells, noun, names, has_bars) + notes)
     return page
 
 
@@ -246,10 +232,9 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     axis.xaxis.set_major_locator(MaxNLocator(4))
     for which, name in (("x", x), ("y", y)):
-        values = cells[name]
-        is_wide_cost = name == "train_flops" and values.max() > 5 * values.min()
-        if (IN_RUNS[name].is_ratio or is_wide_cost) and (values > 0).all():
-            log_scale(axis, which, values)
+        low, high = cells[name].min(), cells[name].max()
+        if low > 0 and (IN_RUNS[name].is_ratio or (name == "train_flops" and high > 5 * low)):
+            log_scale(axis, which, cells[name])
     if x == "train_flops":  # few distinct labels (1G, 2G, 5G); costs that are nearly equal in the middle
         if cells[x].max() < 1.01 * cells[x].min():
             axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
@@ -297,8 +282,7 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
             log_scale(axis, "x", x)
         axis.set_xlabel(name)
     legend_above(page, first.get_legend_handles_labels()[0])
-    text = f"Each dot: one of {counted(len(frame), 'proposal')}, later ones darker. Selection bias: the best of many is"
-    caption(page, f"{text} optimistic. Run it again with new seeds.{notes}")
+    caption(page, slices_caption(len(frame)) + notes)
     return page
 
 

@@ -13,7 +13,6 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
-from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
@@ -157,12 +156,6 @@ def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
     last = "qualify step = max(step) over (partition by run_id, metric)"
     is_trained = "(step > 0 or run_id not in (select run_id from runs where train_tokens is not null))"
     return store.frame(f"select * exclude (step) from {view} where ({condition}) and {is_trained} {last} order by all")
-
-
-def to_measure(metrics: Iterable[str]) -> str:
-    """What gives these metrics by layer or pair: 'add to measures: causal or permutation'."""
-    measures = {(BY_LAYER.get(name) or BY_PAIR[name]).measure: None for name in metrics}
-    return f"add to measures: {' or '.join(filter(None, measures))}"
 
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:

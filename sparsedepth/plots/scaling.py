@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from sparsedepth.plots.page import Drawing, caption, check_path, colour_bar, write
 from sparsedepth.plots.style import GREY, depth_map, log_scale
 from sparsedepth.scaling.fit_law import Bootstrap, FittedLaw
-from sparsedepth.scaling.law import Term
 from sparsedepth.scaling.report import curve_of, law_points
+from sparsedepth.words.captions import law_caption, term_title
 
 
 def draw_law(fitted: FittedLaw, boot: Bootstrap | None, path: Path) -> Path:
@@ -35,23 +35,12 @@ def law_page(points: pd.DataFrame, fitted: FittedLaw, boot: Bootstrap | None = N
     axes = page.subplots(2, len(terms), squeeze=False, sharex="col", height_ratios=(2, 1))
     for k, term in enumerate(terms):
         shades = _draw_term(axes[:, k], points, term.name, term.column, curve_of(fitted, boot, k))
-        axes[0, k].set_title(_title(fitted, boot, term, points), fontsize=8)
+        axes[0, k].set_title(term_title(fitted, boot, term, points), fontsize=8)
     axes[0, 0].set_ylabel("loss minus E and the other terms\n(nat/token)")
     axes[1, 0].set_ylabel("ln loss - ln fitted")
     colour_bar(axes[0, -1], shades, "n_layers")
-    kind = f"95% band and intervals: bootstrap over {fitted.unit}" if boot else "95% intervals: from the Jacobian"
-    loss = f"E = {fitted.parameters['E'].value:.3f} nat/token"
-    caption(page, f"{fitted.law.text()}; {loss}. {fitted.n_points} points. {kind}.")
+    caption(page, law_caption(fitted, boot))
     return page
-
-
-def _title(fitted: FittedLaw, boot: Bootstrap | None, term: Term, points: pd.DataFrame) -> str:
-    exponent = fitted.parameters[f"a_{term.symbol}"]
-    lo, hi = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
-    interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
-    n_hidden = int((points[f"{term.name}_rest"] <= 0).sum())
-    hidden = f"\n{n_hidden} points at or below 0 not shown" if n_hidden else ""
-    return f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval}){hidden}"
 
 
 def _draw_term(axes: Any, points: pd.DataFrame, name: str, column: str, curve: pd.DataFrame) -> Any:

@@ -5,7 +5,6 @@ few, so they have marker shapes. PAPER is the style of a single column: one pane
 """
 
 import math
-import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from sparsedepth.quantities.quantity import Scale
+from sparsedepth.words.captions import decade
 
 Style = tuple[str, str, str]
 """Colour, marker and dashes of a line."""
@@ -27,8 +27,6 @@ SEVERAL = "several fields"
 FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
 GREY = "#666666"
 MISSING = "#c8c8c8"
-DEGENERATE = "†"
-"""After a degenerate score, as in the report."""
 SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
 """Colour (Okabe and Ito's, for colour-blind readers), marker and dashes (for grey print) of the lines of a panel."""
 BASELINE = ("#222222", "o", "-")
@@ -46,11 +44,6 @@ LINEAR_BELOW = 0.01
 """A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
 STANDS_OUT = 5
 """A value this many times the median would hide the others on a linear axis; most often the first layer's."""
-CHANGES_VARIANCE = ", which also changes residual variance"
-"""Caution about a tuned lr, wherever a figure compares the variances of settings."""
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-LONGEST = 30
-"""Characters of a setting's name next to an axis."""
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": "#444444",
@@ -114,26 +107,6 @@ def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
     return dict(zip(settings, (BASELINE, *SETTINGS, *further), strict=False))
 
 
-def escaped(text: str) -> str:
-    """Text shown literally: matplotlib reads text between dollar signs as a formula."""
-    return text.replace("$", r"\$")
-
-
-def shortened(text: str) -> str:
-    """A setting's name with as many fields as fit, and the number of further ones."""
-    if len(text) <= LONGEST:
-        return text
-    fields = text.split(", ")
-    for n in range(len(fields) - 1, 0, -1):
-        if len(kept := ", ".join(fields[:n])) + 4 <= LONGEST:
-            return f"{kept}, {len(fields) - n} more"
-    return text[: LONGEST - 1] + "…"
-
-
-def wrapped(text: str, width: int = LONGEST) -> str:
-    return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
-
-
 def layer_ticks(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
 
@@ -187,7 +160,7 @@ def set_layer_scale(axes: Any, scale: Scale, values: Sequence[float]) -> None:
 
 def _symlog_scale(axes: Any, which: Literal["x", "y"], threshold: float) -> None:
     getattr(axes, f"set_{which}scale")("symlog", linthresh=threshold)
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: _decade(value, threshold)))
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: decade(value, threshold)))
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
@@ -200,13 +173,4 @@ def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> N
     steps = (1, 2, 5) if span < 30 else (1, 3) if span < 300 else (1,)
     axis.set_major_locator(MaxNLocator(3) if span < 5 else LogLocator(subs=steps))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if span < 300 else _decade(value)))
-
-
-def _decade(value: float, least: float = 0.0) -> str:
-    """'10⁻²': as text, since matplotlib takes longer to set a formula than to draw its axis. Empty inside the linear
-    part, where it would lie over the 0."""
-    if value == 0 or abs(value) < least:
-        return "" if value else "0"
-    power = str(round(math.log10(abs(value)))).translate(SUPERSCRIPTS)
-    return f"{'−' if value < 0 else ''}10{power}"
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if span < 300 else decade(value)))

@@ -21,14 +21,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
-from matplotlib import rc_context
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import MARKER, digest, write_bytes
-from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, default_figure, drawable, silent
-from sparsedepth.plots.page import Drawing, csv_bytes, lay_out, picture
-from sparsedepth.plots.style import RC
+from sparsedepth.plots.draw import FIGURES, Progress, default_figure, drawable, silent
+from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.text import card_markdown, paragraph, recipe_table, sentence, to_yaml
 from sparsedepth.report.content import content
@@ -146,24 +144,23 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
     alone = default_figure(store)
     of_one = [name for name, kind in FIGURES.items() if kind.of_one_run and name != alone]
     names = [name for name in FIGURES if name not in of_one]
-    drawings, absent = drawable(store, names, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
-    absent |= {name: f"it is of one run: sparsedepth plot DIR --figure {name} --run ID" for name in of_one}
+    absent = {name: f"it is of one run: sparsedepth plot DIR --figure {name} --run ID" for name in of_one}
     pictures = []
-    for done, (name, drawing) in enumerate(drawings.items()):
-        progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
-        numbers = {"numbers": data_uri(csv_bytes(drawing.data), "text/csv"), "n_rows": len(drawing.data)}
-        pictures.append({"name": name, "meaning": FIGURES[name].meaning, **draw_image(drawing), **numbers})
+    for name, found in drawable(store, names, progress=progress):
+        if isinstance(found, NothingToDraw):
+            absent[name] = str(found)
+        else:
+            numbers = {"numbers": data_uri(csv_bytes(found.data), "text/csv"), "n_rows": len(found.data)}
+            pictures.append({"name": name, "meaning": FIGURES[name].meaning, **draw_image(found), **numbers})
     return pictures, absent
 
 
 def draw_image(drawing: Drawing) -> dict[str, Any]:
     """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
-    with rc_context(RC):
-        page = drawing.page()
-        lay_out(page)
-        content, kind = picture(page, ".svg"), "image/svg+xml"
-        if len(content) > LARGEST_SVG:
-            content, kind = picture(page, ".png"), "image/png"
+    page, _, (content,) = render(drawing.page, ".svg")
+    kind = "image/svg+xml"
+    if len(content) > LARGEST_SVG:
+        (content,), kind = render(drawing.page, ".png").pictures, "image/png"
     width, height = page.get_size_inches()
     return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
 

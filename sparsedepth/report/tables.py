@@ -14,12 +14,12 @@ from sparsedepth.effects.frame import setting_effects
 from sparsedepth.effects.text import interval_text, lr_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
-from sparsedepth.plots.style import DEGENERATE
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
+from sparsedepth.words.captions import DEGENERATE
 from sparsedepth.words.values import plain, readable
 
 RESULTS = (

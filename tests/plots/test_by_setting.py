@@ -10,9 +10,10 @@ from support.runs_frame import config_of, labelled_grid
 from sparsedepth.plots.by_setting import by_depth, by_setting
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.runs import cells_of_store, compared_runs, to_measure
+from sparsedepth.plots.runs import cells_of_store, compared_runs
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.captions import to_measure
 
 AXES = {"n_layers": [2, 4, 8], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
 

@@ -8,8 +8,9 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.chain import chain_evidence
 from sparsedepth.plots.by_setting import BY_DEPTH
 from sparsedepth.plots.points import LINKS, correlations, front, regression
-from sparsedepth.plots.style import CHANGES_VARIANCE, kind_markers
+from sparsedepth.plots.style import kind_markers
 from sparsedepth.quantities import axis_label
+from sparsedepth.words.captions import CHANGES_VARIANCE
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 

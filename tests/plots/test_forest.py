@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from support.runs_frame import grid
 
 from sparsedepth.effects.cells import COSTS
@@ -70,11 +71,12 @@ def test_the_legend_has_the_depths_that_are_drawn():
 def test_filled_has_a_verdict(store):
     drawing = forest.effects(store)
     axis = drawing.page().axes[0]
-    points = {line.get_xdata()[0]: line for line in axis.get_lines() if line.get_marker() == "o"}
+    (points,) = (shown for shown in axis.collections if len(shown.get_offsets()) > 1)
+    faces = dict(zip(points.get_offsets()[:, 0], map(to_hex, points.get_facecolors()), strict=True))
     data = drawing.data[drawing.data["outcome"] == "val_loss"]
-    assert sorted(points) == pytest.approx(sorted(data["estimate"]))
+    assert sorted(faces) == pytest.approx(sorted(data["estimate"]))
     for row in data.itertuples():
-        hollow = points[row.estimate].get_markerfacecolor() == "white"
+        hollow = faces[row.estimate] == "#ffffff"
         assert hollow == (row.verdict == "not shown")
 
 
@@ -96,7 +98,7 @@ def test_nothing_to_compare_is_an_error():
 
 def test_a_name_with_dollar_signs_is_not_a_formula():
     runs = grid({"corpus": [r"$\frac$ a", r"$\frac$ b"], "seed": [0, 1, 2]}, summary, n_layers=12)
-    text = render(forest.effects(Frames(runs)).page, ".svg").decode()
+    text = render(forest.effects(Frames(runs)).page, ".svg").pictures[0].decode()
     assert r"$\frac$" in text
 
 

@@ -15,11 +15,12 @@ from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, layer_profile, layer_profile_page, profile_of
-from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist, title_of
+from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist
 from sparsedepth.plots.page import colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
-from sparsedepth.plots.style import DEGENERATE, MISSING
+from sparsedepth.plots.style import MISSING
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.captions import DEGENERATE, title_of_pairs
 
 RUN = {"run_id": "a", "weight_eps": "[0.001, 0.01]"}
 NO_PAIRS = pd.DataFrame(columns=["step", "layer", "other_layer", "metric", "value"])
@@ -137,7 +138,7 @@ def test_every_score_is_drawn_at_any_depth(n_layers):
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
         page.draw_without_rendering()
-    wanted = {*PANELS} | {title_of(name) for name in quantities.BY_PAIR if pairs_that_exist(name, n_layers).any()}
+    wanted = {*PANELS} | {title_of_pairs(name) for name in quantities.BY_PAIR if pairs_that_exist(name, n_layers).any()}
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
     assert wanted == set(axes_by_title(page)) - {""}

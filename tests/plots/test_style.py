@@ -19,8 +19,8 @@ from sparsedepth.plots.style import (
     set_layer_scale,
     set_scale,
     setting_styles,
-    shortened,
 )
+from sparsedepth.words.captions import shortened
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
