@@ -48,7 +48,7 @@ BY_DEPTH = (VARIANCE, "causal_effect", "affine_loss_increase")
 TRAINING = {"train_loss": "tokens", "training": "tokens (last layer)"}
 """Metrics over training, and their axis: the loss, and the residual variance of the last layer."""
 QUANTITY = {"training": VARIANCE}
-ORDER = tuple(dict.fromkeys((*TRAINING, *BY_DEPTH, *SCORES, *ABSOLUTE_ROWS.values(), *GRADIENTS)))
+ORDER = tuple(dict.fromkeys(("train_loss", *BY_DEPTH, *TRAINING, *SCORES, *ABSOLUTE_ROWS.values(), *GRADIENTS)))
 """Of the panels."""
 MOST = 5
 """Settings of a panel."""
