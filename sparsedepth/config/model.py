@@ -10,14 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
+from sparsedepth.config.role import ANY, COMPUTES, DROPOUT, RECORD, Role, changed, roles
 from sparsedepth.config.section import WHOLE, Count, Mistakes, NonNegative, Positive, Section, check, whole_number
 
-SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
-INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
-SPARSER = Role(cost_scope="step", sparser_direction="more")
-FEWER_HEADS = Role(cost_scope="step", sparser_direction="less", derived_if_missing=True)
-Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
+SIZE = COMPUTES.acting("shapes")
+STREAM = COMPUTES.acting("shapes", "stream", "start")
+SETS_VARIANCE = replace(STREAM, directly_sets="residual_variance_last")
+INITIAL = Role(directly_sets="residual_variance_last").acting("start")
+SPARSER = replace(SIZE, sparser_direction="more")
+FEWER_HEADS = replace(SIZE, sparser_direction="less", derived_if_missing=True)
+SEEN = replace(COMPUTES, fused=ANY).acting("attention")
+GATED = COMPUTES.acting("shapes", "ffn")
+EXPERTS = replace(GATED, fused=ANY, needs_experts=True)
+PARAMETRISED = replace(COMPUTES, cost_scope="nothing").acting("stream", "start", "optimizer")
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
@@ -33,54 +39,62 @@ RETIRED_FIELDS = {
 class ModelConfig(Section):
     """The decoder: shapes first, then the axes that the papers vary; each field has a `Role`."""
 
-    n_layers: Annotated[Count, Field(le=10_000), Role(kind="depth", cost_scope="step")] = 12
+    n_layers: Annotated[Count, Field(le=10_000), replace(SIZE, kind="depth")] = 12
     """number of decoder blocks"""
-    d_model: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 64
+    d_model: Annotated[Count, replace(SIZE, kind="capacity")] = 64
     """width of the residual stream"""
-    n_heads: Annotated[Count, CHANGES_STEP] = 4
+    n_heads: Annotated[Count, SIZE] = 4
     """query heads"""
     n_kv_heads: Annotated[Count | None, FEWER_HEADS] = None
     """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
-    d_ff: Annotated[Count | None, Role(kind="capacity", cost_scope="step", derived_if_missing=True)] = None
+    d_ff: Annotated[Count | None, replace(SIZE, kind="capacity", derived_if_missing=True)] = None
     """hidden units of the dense feed-forward part; default 8/3 d_model, up to a multiple of 8"""
-    activation: Annotated[Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"], CHANGES_STEP] = "swiglu"
+    activation: Annotated[Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"], GATED] = "swiglu"
     """of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu (gelu), reglu (relu);
     without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"""
-    vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
+    vocab_size: Annotated[Count, replace(SIZE, kind="capacity")] = 264
     """rows of the embedding, at least the tokenizer's size; """
     seq_len: Annotated[int, Field(ge=2), WHOLE, SPARSER] = 256
     """training context, in tokens"""
-    n_experts: Annotated[int, Field(ge=0), WHOLE, SPARSER] = 0
+    n_experts: Annotated[int, Field(ge=0), WHOLE, replace(EXPERTS, needs_experts=False, sparser_direction="more")] = 0
     """experts per block; 0 = dense"""
-    top_k: Annotated[int | None, Field(ge=1), WHOLE, Role(cost_scope="step", needs_experts=True)] = None
+    top_k: Annotated[int | None, Field(ge=1), WHOLE, EXPERTS] = None
     """experts used per token; only with n_experts"""
-    d_expert: Annotated[Count | None, Role(cost_scope="step", needs_experts=True, derived_if_missing=True)] = None
+    d_expert: Annotated[Count | None, replace(EXPERTS, derived_if_missing=True)] = None
     """width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"""
-    n_shared_experts: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", needs_experts=True)] = 0
+    n_shared_experts: Annotated[int, Field(ge=0), WHOLE, EXPERTS] = 0
     """experts of width d_expert that every token uses, added with weight 1; only with n_experts"""
-    n_dense_layers: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", needs_experts=True)] = 0
+    n_dense_layers: Annotated[int, Field(ge=0), WHOLE, EXPERTS] = 0
     """first layers that keep a dense feed-forward part of width d_ff; only with n_experts"""
-    renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
+    renormalise_gates: Annotated[bool, replace(EXPERTS, cost_scope="nothing")] = True
     """top-k gates sum to 1 (Mixtral; top_k from 2 on) or keep their softmax values (OLMoE)"""
-    balance_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.01
+    balance_loss: Annotated[NonNegative, Role(needs_experts=True).acting("loss")] = 0.01
     """weight of the per-layer load-balance loss"""
-    router_z_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.001
+    router_z_loss: Annotated[NonNegative, Role(needs_experts=True).acting("loss")] = 0.001
     """weight of the per-layer router z loss"""
-    norm: Annotated[Literal["pre", "post", "sandwich", "peri", "mix", "deepnorm", "keel"], CHANGES_STEP] = "pre"
+    norm: Annotated[Literal["pre", "post", "sandwich", "peri", "mix", "deepnorm", "keel"], STREAM] = "pre"
     """where the norms N of a branch F stand: pre x + F(N x); post N(x + F x); sandwich x + N(F(N x)); peri: sandwich
     with a norm on the embedding; mix: first blocks post, the rest pre; deepnorm N((2 n_layers)^(1/4) x + F x) with
     smaller initial weights; keel N(2 n_layers x + F(N x))"""
-    mix_frac: Annotated[float, Field(gt=0, lt=1), Role(only_with=("norm", "mix"))] = 0.25
+    mix_frac: Annotated[float, Field(gt=0, lt=1), replace(STREAM, cost_scope="nothing", only_with=("norm", "mix"))] = (
+        0.25
+    )
     """share of the blocks, from the first, that are post; with norm mix"""
-    norm_kind: Annotated[Literal["rms", "group", "layer"], CHANGES_STEP] = "rms"
+    norm_kind: Annotated[Literal["rms", "group", "layer"], STREAM] = "rms"
     """rms: RMSNorm; group: mean 0 and variance 1 in each group of channels of a token; layer: LayerNorm with bias"""
-    norm_groups: Annotated[Count, Role(cost_scope="step", only_with=("norm_kind", "group"))] = 4
+    norm_groups: Annotated[Count, replace(STREAM, only_with=("norm_kind", "group"))] = 4
     """groups of channels; with norm_kind group"""
-    norm_eps: Annotated[Positive, KNOB] = 1e-6
+    norm_eps: Annotated[Positive, Role(fused=ANY, exported=True).acting("stream", "attention")] = 1e-6
     """epsilon of every norm"""
     depth_scale: Annotated[
         Literal["none", "lns", "before_norm", "after_branch", "after_residual", "after_attention", "after_ffn"],
-        replace(INITIAL, must_stand_still=("weight_sparsity", "attention_sparsity_rel")),
+        Role(
+            stacked=("none", "lns"),
+            fused=("lns",),
+            exported=True,
+            directly_sets="residual_variance_last",
+            must_stand_still=("weight_sparsity", "attention_sparsity_rel"),
+        ).acting("stream"),
     ] = "none"
     """what is multiplied by 1/sqrt(l) in block l = 1..L. lns: the output of its norms; before_norm: their input;
     after_branch: outputs of attention and FFN; after_attention, after_ffn: that output only; after_residual: the stream
@@ -88,52 +102,63 @@ class ModelConfig(Section):
     residual_gate: Annotated[Literal["none", "layerscale", "skipinit", "admin"], SETS_VARIANCE] = "none"
     """learned weights of the residual sum. layerscale: a vector on each branch, from gate_init; skipinit: a number on
     each branch, from 0; admin: a vector on the stream, from profiled variances; with norm post"""
-    gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"), stacked="own")] = 1e-4
+    gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale")).acting("start")] = 1e-4
     """initial gates; with residual_gate layerscale"""
-    residual_scalars: Annotated[bool, SETS_VARIANCE] = False
+    residual_scalars: Annotated[bool, replace(SETS_VARIANCE, fused=ANY)] = False
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
-    attention_residuals: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", stacked="no")] = 0
+    attention_residuals: Annotated[int, Field(ge=0), WHOLE, STREAM] = 0
     """sources, besides the embedding, over which branches attend in place of the residual sum; each is the
     sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none"""
-    value_residual: Annotated[bool, CHANGES_STEP] = False
+    value_residual: Annotated[bool, SEEN.acting("shapes", "attention")] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
     init: Annotated[Literal["normal", "scaled", "depth_scaled", "zero_outputs"], INITIAL] = "normal"
     """scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller; depth_scaled: 1/sqrt(2 l) smaller
     in block l; zero_outputs: at 0, so that every block starts as the identity"""
     init_std: Annotated[Positive, INITIAL] = 0.02
     """standard deviation of every initial weight"""
-    parametrisation: Annotated[Literal["standard", "mup", "completep"], KNOB] = "standard"
+    parametrisation: Annotated[Literal["standard", "mup", "completep"], replace(PARAMETRISED, fused=("mup",))] = (
+        "standard"
+    )
     """rules by which lr, eps, weight decay, initial weights and outputs follow width and depth, so that the best values
     at base_width and base_depth stay the best while d_model / n_heads does. mup: width (2203.03466); completep: width
     and depth, each branch times base_depth / n_layers (2505.01618)"""
-    base_width: Annotated[Count, KNOB] = 64
+    base_width: Annotated[Count, replace(PARAMETRISED, fused=ANY)] = 64
     """d_model at which mup and completep are standard"""
-    base_depth: Annotated[Count, Role(only_with=("parametrisation", "completep"))] = 12
+    base_depth: Annotated[Count, replace(PARAMETRISED, only_with=("parametrisation", "completep"))] = 12
     """n_layers at which completep scales no branch"""
-    attention_dropout: Dropout = 0.0
+    attention_dropout: Annotated[Dropout, replace(DROPOUT, fused=ANY).acting("noise", "attention")] = 0.0
     """dropout of attention weights; off in evaluation"""
-    residual_dropout: Dropout = 0.0
+    residual_dropout: Annotated[Dropout, DROPOUT.acting("noise", "stream")] = 0.0
     """dropout of single entries of what a branch adds to the stream, not of whole branches"""
-    ffn_dropout: Dropout = 0.0
+    ffn_dropout: Annotated[Dropout, DROPOUT.acting("noise", "ffn")] = 0.0
     """dropout of the hidden units of the dense feed-forward part"""
-    tie_embeddings: Annotated[bool, CHANGES_STEP] = False
+    tie_embeddings: Annotated[bool, replace(STREAM, fused=ANY)] = False
     """the head is the embedding's transpose"""
-    rope_theta: Annotated[Positive, KNOB] = 10000.0
+    rope_theta: Annotated[Positive, replace(SEEN, cost_scope="nothing")] = 10000.0
     """base of the rotary frequencies"""
-    sliding_window: Annotated[Count | None, CHANGES_STEP] = None
+    sliding_window: Annotated[Count | None, SEEN] = None
     """tokens that a token attends to, itself included; null = all before it"""
-    mask_documents: Annotated[bool, CHANGES_STEP] = False
+    mask_documents: Annotated[bool, SEEN] = False
     """no attention across the documents of a packed sequence"""
-    eod: Annotated[int | None, Field(ge=0), WHOLE, Role(kind="record", only_with=("mask_documents", True))] = None
+    eod: Annotated[
+        int | None,
+        Field(ge=0),
+        WHOLE,
+        replace(SEEN, kind="record", cost_scope="nothing", hashed=False, only_with=("mask_documents", True)),
+    ] = None
     """id that ends a document; with mask_documents, where the default is that of the tokenizers byte (256) and bpe
     (0)"""
-    qk_norm: Annotated[bool, CHANGES_STEP] = False
+    qk_norm: Annotated[bool, COMPUTES.acting("shapes", "attention")] = False
     """RMSNorm on queries and keys, before the rotation"""
-    qk_norm_over: Annotated[Literal["head", "all"], Role(cost_scope="step", only_with=("qk_norm", True))] = "head"
+    qk_norm_over: Annotated[
+        Literal["head", "all"], replace(COMPUTES, only_with=("qk_norm", True)).acting("shapes", "attention")
+    ] = "head"
     """whether qk_norm norms each head (Qwen3) or all heads together (OLMoE)"""
-    allow: Annotated[tuple[Literal["lns_with_scaled_init"], ...], Field(strict=False), RECORD] = ()
+    allow: Annotated[
+        tuple[Literal["lns_with_scaled_init"], ...], Field(strict=False), replace(RECORD, hashed=False)
+    ] = ()
     """names of self-defeating combinations to allow"""
 
     @model_validator(mode="before")
@@ -205,7 +230,7 @@ class ModelConfig(Section):
 
     @property
     def drops(self) -> bool:
-        return any(getattr(self, name) > 0 for name in fields_where(type(self), lambda role: role.is_dropout))
+        return any(role.acts and "noise" in role.acts for role in changed(self).values())
 
     @property
     def is_gated(self) -> bool:

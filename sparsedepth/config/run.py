@@ -4,6 +4,7 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 (model, data, train, measure) are base classes, so that each part of the library takes only what it needs."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -12,7 +13,18 @@ from sparsedepth.config import presets
 from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
-from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
+from sparsedepth.config.role import (
+    AMOUNT,
+    CHANGES_STEP,
+    DATA,
+    KNOB,
+    RECORD,
+    ROUNDS,
+    THRESHOLD,
+    Role,
+    fields_where,
+    refuse_undeclared,
+)
 from sparsedepth.config.section import WHOLE, Count, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
@@ -58,7 +70,7 @@ class DataConfig(Section):
     """share of documents held out, chosen by their hash"""
     max_corpus_tokens: Annotated[Count | None, DATA] = None
     """stop reading the corpus after this many training tokens"""
-    chunk_len: Annotated[Count | None, KNOB] = None
+    chunk_len: Annotated[Count | None, KNOB.acting("data")] = None
     """unit of shuffling, in tokens; default seq_len. Set it to the longest seq_len of a sweep and every run reads the
     same text in the same step"""
 
@@ -70,53 +82,56 @@ class TextConfig(DataConfig):
     start_weights: ClassVar[None] = None
 
 
+SCHEDULE, OPTIMIZER = KNOB.acting("schedule"), KNOB.acting("optimizer")
+
+
 class TrainConfig(Section):
     """The optimiser and its schedule: linear warm-up, then cosine, wsd or linear."""
 
-    train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount")] = 2_097_152
+    train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount").acting("shapes", "schedule")] = 2_097_152
     """tokens to train on"""
-    batch_tokens: Annotated[Count, CHANGES_STEP] = 8192
+    batch_tokens: Annotated[Count, CHANGES_STEP.acting("shapes")] = 8192
     """tokens per optimiser step"""
-    lr: Annotated[Positive, KNOB] = 1e-3
+    lr: Annotated[Positive, SCHEDULE] = 1e-3
     """peak learning rate"""
-    optimizer: Annotated[Literal["adamw", "muon"], CHANGES_STEP] = "adamw"
+    optimizer: Annotated[Literal["adamw", "muon"], CHANGES_STEP.acting("optimizer")] = "adamw"
     """muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's are (rms 0.2), so
     that lr and weight_decay mean the same; AdamW for all else"""
-    warmup_frac: Annotated[Fraction, KNOB] = 0.05
+    warmup_frac: Annotated[Fraction, SCHEDULE] = 0.05
     """share of the steps that warm up linearly from 0"""
-    warmup_tokens: Annotated[Count | None, KNOB] = None
+    warmup_tokens: Annotated[Count | None, SCHEDULE] = None
     """tokens of warm-up in place of warmup_frac: the same for runs of several lengths"""
-    schedule: Annotated[Literal["cosine", "wsd", "linear"], KNOB] = "cosine"
+    schedule: Annotated[Literal["cosine", "wsd", "linear"], SCHEDULE] = "cosine"
     """after warm-up: a cosine, or linear, to the end; wsd: constant, then linear over decay_frac"""
-    decay_frac: Annotated[Fraction, KNOB] = 0.2
+    decay_frac: Annotated[Fraction, SCHEDULE] = 0.2
     """share of the steps at the end in which schedule wsd falls to its minimum"""
-    min_lr_frac: Annotated[Fraction, KNOB] = 0.1
+    min_lr_frac: Annotated[Fraction, SCHEDULE] = 0.1
     """learning rate at the end / peak"""
-    weight_decay: Annotated[NonNegative, Role(sparser_direction="more")] = 0.1
+    weight_decay: Annotated[NonNegative, replace(OPTIMIZER, sparser_direction="more")] = 0.1
     """lambda; a step shrinks weights by lr * lambda, with either optimizer"""
-    weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
+    weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], OPTIMIZER] = "matrices"
     """which parameters decay: all; every matrix; every matrix but the embedding. Norms and gates decay only with all"""
-    beta1: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.9
+    beta1: Annotated[float, Field(ge=0, lt=1), OPTIMIZER] = 0.9
     """AdamW beta 1"""
-    beta2: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.95
+    beta2: Annotated[float, Field(ge=0, lt=1), OPTIMIZER] = 0.95
     """AdamW beta 2"""
-    adam_eps: Annotated[Positive, KNOB] = 1e-8
+    adam_eps: Annotated[Positive, OPTIMIZER] = 1e-8
     """AdamW epsilon"""
-    grad_clip: Annotated[NonNegative, CHANGES_STEP] = 1.0
+    grad_clip: Annotated[NonNegative, replace(OPTIMIZER, cost_scope="step")] = 1.0
     """largest global gradient norm; 0 = no clipping"""
-    start_weights: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), Role(kind="replicate")] = None
+    start_weights: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), Role(kind="replicate").acting("start")] = None
     """digest of the weights that training starts from, which `train --from` sets; null = initial weights, drawn from
     seed"""
-    start_cell: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), KNOB] = None
+    start_cell: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), KNOB.acting()] = None
     """digest of how those weights were trained, which `train --from` sets: for a run, its fields without the seed and
     those that the new run inherits; for another model, its weights"""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE, Role(kind="replicate")] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE, Role(kind="replicate").acting("start", "data")] = 0
     """initial weights and order of the text"""
-    precision: Annotated[Literal["auto", "fp32", "bf16"], Role(kind="numerics", cost_scope="step")] = "auto"
+    precision: Annotated[Literal["auto", "fp32", "bf16"], replace(ROUNDS, cost_scope="step")] = "auto"
     """bf16: matrix products under autocast, weights in fp32; auto: bf16 on a GPU that has it"""
     log_every: Annotated[Count, RECORD] = 10
     """steps between two rows of the curves"""
-    observe_every: Annotated[Count, Role(kind="record", cost_scope="amount")] = 50
+    observe_every: Annotated[Count, replace(RECORD, cost_scope="amount")] = 50
     """steps between two observations of residual variance"""
     divergence_factor: Annotated[float, Field(gt=1), THRESHOLD] = 2.0
     """a loss above this multiple of the first step's, at a logged step and at one after it, ends the run as diverged"""
@@ -284,8 +299,8 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
     @property
     def run_id(self) -> str:
         """12 hex digits: the hash of the fields that differ from the defaults, and of the defaults' version; without
-        `eod`, which follows from the tokenizer, and `allow`, which changes nothing."""
-        changed = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow", "eod"})
+        `eod`, which follows from the tokenizer, and `allow`, which changes nothing (`Role.hashed`)."""
+        changed = self.model_dump(mode="json", exclude_defaults=True, exclude={*UNHASHED})
         return digest({"defaults": DEFAULTS_VERSION, **changed})
 
     @property
@@ -301,12 +316,15 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
 
 REPLICATE_FIELDS = fields_where(RunConfig, lambda role: role.kind == "replicate")
 """The seed, and what depends on it."""
+UNHASHED = fields_where(RunConfig, lambda role: not role.hashed)
 CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REPLICATE_FIELDS, "allow"))
 """The fields that make a cell."""
 
 
 def check_parallel(config: RunConfig, parallel: str) -> None:
     """Raises ValueError for a RunConfig that cannot be trained with this kind of parallelism."""
+    if parallel != "none":
+        refuse_undeclared(config, f"parallel={parallel!r}")
     if parallel == "fsdp" and config.optimizer == "muon":
         raise ValueError("optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'")
 

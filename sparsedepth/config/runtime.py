@@ -2,9 +2,11 @@
 
 The values chosen for 'auto' are recorded in the run's manifest, since kernels and devices affect rounding."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from sparsedepth.config.section import Count, Positive, Section
+from sparsedepth.config.role import ROUNDS, changed, undeclared
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Count, Positive, Section, check
 
 Parallel = Literal["none", "ddp", "fsdp"]
 
@@ -31,39 +33,52 @@ dominates. Measured: at width 256, 8192 tokens in one pass take 1.3 times as lon
 class RuntimeConfig(Section):
     """The device, processes and kernels of a run."""
 
-    device: str = "auto"
+    device: Annotated[str, ROUNDS] = "auto"
     """auto, cpu, cuda, cuda:0, or mps (Apple's GPU, untested); auto: CUDA's first GPU if there is one, else the CPU"""
-    threads: Count | None = None
+    threads: Annotated[Count | None, ROUNDS] = None
     """CPU threads; default all"""
-    compile: bool | Literal["auto"] = "auto"
+    compile: Annotated[bool | Literal["auto"], ROUNDS] = "auto"
     """compile each block with torch.compile; auto: on a GPU, in runs of 500 steps and more"""
-    cuda_graph: bool | Literal["auto"] = False
+    cuda_graph: Annotated[bool | Literal["auto"], ROUNDS.acting("rounding", "step")] = False
     """take each training step as one CUDA graph; auto: where it can be one. Off until a whole study has run with it"""
-    attention_kernel: Literal["sdpa", "flash", "reference"] | Literal["auto"] = "auto"
+    attention_kernel: Annotated[Literal["sdpa", "flash", "reference", "auto"], ROUNDS] = "auto"
     """what computes attention; auto: PyTorch's; under a mask (window, documents) flash-attn if it can"""
-    experts_kernel: Literal["loop", "grouped", "megablocks"] | Literal["auto"] = "auto"
+    experts_kernel: Annotated[Literal["loop", "grouped", "megablocks", "auto"], ROUNDS] = "auto"
     """what multiplies tokens and experts; auto: grouped if it can"""
-    parallel: Parallel = "none"
+    parallel: Annotated[Parallel, ROUNDS.acting("rounding", "step")] = "none"
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
-    micro_batch: Count | None = None
+    micro_batch: Annotated[Count | None, ROUNDS] = None
     """sequences of one forward pass on one device; default the device's share of the batch"""
-    stack: Count | Literal["auto"] = "auto"
+    stack: Annotated[Count | Literal["auto"], ROUNDS] = "auto"
     """runs of one shape that a process of a sweep trains as one model, at most; auto: where it pays"""
-    checkpoint_seconds: Positive = 30.0
+    checkpoint_seconds: Annotated[Positive, ROUNDS.acting()] = 30.0
     """time between two checkpoints; longer where they would hold up training for more than 5% of the time"""
+
+    @check
+    def _check_stack(self) -> None:
+        if self.stack not in ("auto", 1) and not self.can_stack:
+            raise ValueError(f"stack={self.stack}: with cuda_graph or parallel a process trains one run; leave one out")
+
+    @property
+    def can_stack(self) -> bool:
+        """Whether nothing that was asked for by name is about the steps of one run."""
+        acting = [name for name, role in changed(self).items() if role.touches("step")]
+        return all(getattr(self, name) == "auto" for name in acting)
 
     def compiles(self, n_steps: int, on_gpu: bool) -> bool:
         """Whether a run of so many steps is compiled."""
         return on_gpu and n_steps >= COMPILED_STEPS if self.compile == "auto" else self.compile
 
 
-def graph_obstacle(device: str, parallel: Parallel, optimizer: str) -> str | None:
+def graph_obstacle(config: RunConfig, device: str, parallel: Parallel) -> str | None:
     """Why no step can be captured as a CUDA graph, by what is known before a run; None if nothing is."""
     if device != "cuda":
         return f"it needs a CUDA device, not {device}"
     if parallel != "none":
         return f"parallel={parallel} exchanges gradients between processes"
-    return None if optimizer == "adamw" else f"optimizer={optimizer} reads the learning rate on the host"
+    if unknown := undeclared(config):
+        return f"{', '.join(sorted(unknown))} does not declare where it acts"
+    return None if config.optimizer == "adamw" else f"optimizer={config.optimizer} reads the learning rate on the host"
 
 
 DEFAULT = RuntimeConfig()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import COMPUTED, changed
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.decoder import Decoder
@@ -84,7 +85,11 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
 
 def architecture(config: ModelConfig) -> Architecture:
     """The architecture for these fields. Raises ValueError with all reasons if there is none."""
-    if reasons := [reason.format(c=config) for applies, reason in REFUSED if applies(config)]:
+    reasons = [reason.format(c=config) for applies, reason in REFUSED if applies(config)]
+    for name, role in changed(config).items():
+        if role.touches(*COMPUTED) and not role.exported:
+            reasons.append(f"{name}={getattr(config, name)!r}: no architecture is known to have it")
+    if reasons:
         raise ValueError(f"this model cannot be exported to transformers: {'; '.join(reasons)}")
     family = _family(config)
     return Architecture(family=family, values={**_common(config), **_OWN[family](config)}, notes=notes(config, family))

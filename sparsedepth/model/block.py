@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import changed
 from sparsedepth.model import fused
 from sparsedepth.model.attention import make_attention
 from sparsedepth.model.context import Context
@@ -91,28 +92,10 @@ class Block(nn.Module):
         return x_BTD + update_BTD
 
 
-# fmt: off
-BOTH = {
-    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "seq_len", "tie_embeddings",
-    "norm_eps", "init", "init_std", "base_width", "residual_scalars", "value_residual",
-    "rope_theta", "sliding_window", "mask_documents", "eod", "attention_dropout", "n_experts", "top_k", "d_expert",
-    "n_shared_experts", "n_dense_layers", "renormalise_gates", "balance_loss", "router_z_loss", "allow",
-}
-# fmt: on
-SUPPORTED: dict[Part, set[str]] = {
-    "attention": BOTH | {"activation", "ffn_dropout"},
-    "ffn": BOTH | {"qk_norm", "qk_norm_over"},
-}
-"""Fields of any value in a fused branch; others have their default, or one of CHOICES."""
-CHOICES = {"depth_scale": {"lns"}, "parametrisation": {"mup"}}
-
-
 def is_supported(part: Part, config: ModelConfig) -> bool:
-    """Whether the branch can be fused: every field has a value known to be computed here."""
-    return all(
-        name in SUPPORTED[part] or getattr(config, name) in {field.default, *CHOICES.get(name, ())}
-        for name, field in ModelConfig.model_fields.items()
-    )
+    """Whether the branch can be fused: of every field that acts in it, the value is computed here (`Role.fused`)."""
+    acting = {name: role for name, role in changed(config).items() if role.touches("stream", part)}
+    return all(getattr(config, name) in role.fused for name, role in acting.items())
 
 
 class FusedBlock(Block):

@@ -160,8 +160,9 @@ class Seconds:
 
 def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
     """The fields that a run's price depends on; with `step_only` those that the time of a step depends on."""
-    scopes = ("step",) if step_only else ("step", "amount")
-    return config.model_dump(mode="json", include={*fields_where(RunConfig, lambda role: role.cost_scope in scopes)})
+    free = ("nothing", "amount") if step_only else ("nothing",)
+    names = fields_where(type(config), lambda role: role.acts is None or role.cost_scope not in free)
+    return config.model_dump(mode="json", include={*names})
 
 
 def shape_id(config: RunConfig, *, step_only: bool = False) -> str:
@@ -196,7 +197,7 @@ def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | No
     share = max(1, config.batch_tokens // config.seq_len // place.processes)
     pieces = -(-share // (place.micro_batch or share))
     computing = place.sharing * 3 * per_token * config.batch_tokens / place.processes / (rate * threads)
-    is_captured = place.cuda_graph and graph_obstacle(place.device, place.parallel, config.optimizer) is None
+    is_captured = place.cuda_graph and graph_obstacle(config, place.device, place.parallel) is None
     launching = 0.0 if is_captured else 3 * config.n_layers * pieces * LAUNCH[place.device][compiled]
     step = computing + launching if place.device == "cpu" else max(computing, launching)
     measuring = place.sharing * measuring_flops(config) / (device.fp32_rate * threads)

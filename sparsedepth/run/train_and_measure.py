@@ -191,14 +191,17 @@ class RunJob:
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
         without_experts = {} if self.config.n_experts else {"experts": None}
+        reasons = dict(runtime.kernel_reasons)
+        if runtime.cuda_graph and not trained.captured_steps:
+            reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"
         manifest = {
             **manifest_facts(self.scratch.allocations()),
             **watch.facts(),
             "training_seconds": training_seconds,
-            **device_facts(runtime, before),
+            **device_facts(replace(runtime, cuda_graph=trained.captured_steps > 0), before),
             **provenance(self.config.run_id, source.data_hash),
             "processes": self.devices.size,
-            "kernels": {**runtime.kernels, **without_experts, "reasons": runtime.kernel_reasons},
+            "kernels": {**runtime.kernels, **without_experts, "reasons": reasons},
             **({"start": start.facts} if start else {}),
             "data": source.facts,
         }

@@ -41,7 +41,7 @@ class Machine:
 
     def stack_size(self, config: RunConfig) -> int:
         """How many runs of this shape a process trains as one model."""
-        if self.processes_per_run > 1 or self.runtime.parallel != "none":
+        if self.processes_per_run > 1 or not self.runtime.can_stack:
             return 1
         if self.runtime.stack != "auto":
             return self.runtime.stack

@@ -7,7 +7,8 @@ only inside the graph. The first WARM_UP steps of a process run uncaptured on th
 where kernels are chosen and moments allocated; they are normal training steps.
 
 Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state
-anew). Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, a relative
+anew). Where the host has changed a number that the graph holds, such as a weight decay, the step is
+taken uncaptured. Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, a relative
 rounding of at most 6e-8. See docs/kernels-and-installation.md."""
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ def obstacle(
     config: RunConfig, device: torch.device, parallel: Parallel, attention_kernel: str, experts_kernel: str
 ) -> str | None:
     """Why the steps of a run cannot be captured, or None."""
-    if known := graph_obstacle(device.type, parallel, config.optimizer):
+    if known := graph_obstacle(config, device.type, parallel):
         return known
     if attention_kernel == "flash" and config.mask_documents:
         return "attention_kernel=flash waits for the number of documents in a batch"
@@ -87,7 +88,9 @@ class CapturedUpdate:
         self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
         """the fixed memory of inputs, targets and weight of each micro-batch"""
         self.replay: Callable[[], Tensor] | None = None
-        self.n_warm = 0
+        self.held: list[object] = []
+        """what the graph holds of the host, from when it was captured"""
+        self.n_warm = self.n_replayed = 0
 
     def __call__(self, update: Callable[[Sequence[Part]], Tensor], parts: list[Part]) -> Tensor:
         """The result of `update(parts)`: the step's losses and gradient norm, on the device."""
@@ -113,4 +116,17 @@ class CapturedUpdate:
             self.replay = self.capture.capture(lambda: update(self.parts))
             for group in groups:
                 group["capturable"] = False
+            self.held = self._host_state()
+        if self.held != self._host_state():
+            return update(parts)
+        self.n_replayed += 1
         return self.replay()
+
+    def _host_state(self) -> list[object]:
+        """The optimizer's numbers, and where the weights lie. Learning rates are in memory, as tensors."""
+        return [
+            [parameter.data_ptr() for parameter in value] if name == "params" else value
+            for group in self.optimizer.param_groups
+            for name, value in group.items()
+            if not isinstance(value, Tensor)
+        ]

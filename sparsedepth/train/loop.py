@@ -60,6 +60,8 @@ class TrainingResult:
     observations: list[Row]
     earlier_seconds: float = 0.0
     """training time of earlier processes, up to the checkpoint that this one continued from"""
+    captured_steps: int = 0
+    """steps of this process that were replays of a CUDA graph"""
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,6 +281,7 @@ class TrainingState:
             curves=self.curves,
             observations=[row for row in self.observations if row["step"] <= steps],
             earlier_seconds=self.earlier_seconds,
+            captured_steps=self.captured.n_replayed if self.captured else 0,
         )
 
 

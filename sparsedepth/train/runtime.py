@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from sparsedepth.config.role import refuse_undeclared, undeclared
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, Parallel, RuntimeConfig
 from sparsedepth.model import kernels
@@ -76,6 +77,8 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
     }
     chosen = {part: choice.kernel for part, choice in choices.items()}
     reasons = {part: choice.reason for part, choice in choices.items()}
+    if runtime.compile is True:
+        refuse_undeclared(config, "compile=true")
     obstacle = None
     if runtime.cuda_graph:
         obstacle = cuda_graph.obstacle(config, device, runtime.parallel, chosen["attention"], chosen["experts"])
@@ -90,7 +93,7 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
         kernel_reasons=reasons,
         parallel=runtime.parallel,
         micro_batch=runtime.micro_batch,
-        compile=runtime.compiles(config.n_steps, device.type == "cuda"),
+        compile=runtime.compiles(config.n_steps, device.type == "cuda") and not undeclared(config),
         cuda_graph=bool(runtime.cuda_graph) and obstacle is None,
         checkpoint_seconds=runtime.checkpoint_seconds,
         saves_in_background=device.type == "cuda",

@@ -17,26 +17,26 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.role import fields_where
+from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
-SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
+
+def unstackable(*runs: RunConfig) -> set[str]:
+    """The fields by which runs cannot train as one model (`Role.stacks`): they act where the runs are one, and differ;
+    or they are away from their default, and draw random numbers or do not declare where they act."""
+    fields = type(runs[0]).model_fields
+    return {
+        name
+        for name, role in roles(type(runs[0])).items()
+        if not role.stacks([getattr(run, name) for run in runs], fields[name].default)
+    }
 
 
 def can_stack(*runs: RunConfig) -> bool:
-    """Whether runs can train as one model: equal shapes, steps and precision, and one
-    `depth_scale`, or 'none' and 'lns'. Other fields may differ (`Role.stacked`), as the seed."""
-    equal = SHARED_OUTSIDE_MODEL + fields_where(ModelConfig, lambda role: role.stacked != "own")
-    unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
-    places = {run.depth_scale for run in runs}
-    if not (len(places) == 1 or places == {"none", "lns"}):
-        return False
-    has_defaults = all(getattr(runs[0], name) == ModelConfig.model_fields[name].default for name in unstacked)
-    return has_defaults and all(getattr(run, name) == getattr(runs[0], name) for name in equal for run in runs)
+    return not unstackable(*runs)
 
 
 class StackedDecoder(nn.Module):
@@ -58,6 +58,10 @@ class StackedDecoder(nn.Module):
             factors = [part.depth_factor if run in scaled else torch.ones_like(part.depth_factor)
                        for run, part in zip(runs, own, strict=True)]  # fmt: skip
             block.depth_factor = torch.stack(factors)[:, None]
+        for module, own in zip(self.decoder.modules(), runs[0].modules(), strict=True):
+            for name, buffer in own.named_buffers(recurse=False):
+                if getattr(module, name).is_meta:  # the same in all runs
+                    setattr(module, name, buffer)
 
     def hand_out_gradients(self) -> None:
         """Move the gradients of the stack to the runs' parameters."""
@@ -157,19 +161,21 @@ class _Stacks:
     def _stack_of(self, runs: list[TrainingState]) -> StackedDecoder:
         key = tuple(map(id, runs))
         if key not in self._stacks:
+            assert can_stack(*(run.config for run in runs))
             stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
             stack.decoder.use_kernels(**runtime.kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
             for run in runs:
-                run.captured = None  # its graph reads the weights' old memory
+                run.captured = None  # the stack computes its gradients
             self._stacks[key] = stack, runs  # keeping the runs keeps their ids unique
         return self._stacks[key][0]
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
     """Give each run its gradients, cross-entropy and balance loss. The gradient of the sum of the
-    losses is each run's own: no run's loss depends on another's weights."""
+    losses is each run's own: no run's loss depends on another's weights. What acts in the loss is
+    equal in all (`unstackable`), so the first run's configuration holds for it."""
     config, runtime = runs[0].config, runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []

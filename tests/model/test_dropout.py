@@ -22,7 +22,7 @@ from sparsedepth.train.runtime import resolve
 from sparsedepth.train.stack import can_stack
 
 SMALL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
-FIELDS = fields_where(ModelConfig, lambda role: role.is_dropout)
+FIELDS = fields_where(ModelConfig, lambda role: role.acts and "noise" in role.acts)
 
 
 def decoder(**fields) -> Decoder:

@@ -1,6 +1,6 @@
 """The hand-written derivatives are those of the plain formulas."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from torch.autograd import gradcheck
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import block, fused
+from sparsedepth.config.role import Role, roles
+from sparsedepth.model import fused
 from sparsedepth.model.block import FusedBlock
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.norms import RMSNorm
@@ -112,10 +113,9 @@ def test_a_training_step_fuses_what_is_listed_and_another_mode_nothing(fields, b
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "n_kv_heads"])
-def test_a_field_that_no_list_names_takes_the_plain_path(name, monkeypatch):
+def test_a_field_that_does_not_declare_where_it_acts_takes_the_plain_path(name, monkeypatch):
     """As a new one would."""
-    for part in block.SUPPORTED:
-        monkeypatch.setitem(block.SUPPORTED, part, block.SUPPORTED[part] - {name})
+    monkeypatch.setitem(cast(dict[str, Role], roles(ModelConfig)), name, Role())
     changed = {"sliding_window": 3, "n_kv_heads": 1}[name]
     assert isinstance(decoder().blocks[0], FusedBlock) or name == "n_kv_heads"
     assert not isinstance(decoder(**{name: changed}).blocks[0], FusedBlock)

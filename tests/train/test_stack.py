@@ -11,7 +11,7 @@ from reference import ZOO
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.role import fields_where
+from sparsedepth.config.role import ALONE, fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -85,9 +85,9 @@ SHAPES: list[dict] = [
 ]
 
 TRIED = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
-STACKED = fields_where(ModelConfig, lambda role: role.stacked != "no")
+STACKED = fields_where(ModelConfig, lambda role: not role.touches(*ALONE))
 SHAPES += [fields for fields in ZOO.values() if set(fields) - TRIED <= set(STACKED) and set(fields) - TRIED]
-"""A new field of the zoo is tried, too, unless its role says that runs with it train alone (`stacked="no"`)."""
+"""A new field of the zoo is tried, too, unless its role says that runs with it train alone."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -122,7 +122,7 @@ def test_a_stack_follows_the_rules_of_a_parametrisation():
 
 
 def test_every_field_that_may_be_in_a_stack_was_tried_in_one():
-    """A new field of the model must be: or else its role says that runs with it train alone (`stacked="no"`)."""
+    """A new field of the model must be: or else its role says that runs with it train alone."""
     assert set(STACKED) - TRIED - {name for fields in SHAPES for name in fields} == {"allow"}
 
 
@@ -205,12 +205,13 @@ def test_what_can_stack(fields, can):
     assert can_stack(config(**fields), config()) is can
 
 
-def test_neither_two_places_of_depth_scale_nor_sources_stack():
+def test_two_places_of_depth_scale_do_not_stack_nor_two_weights_of_the_balance_loss():
     assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
     routed = {"n_experts": 4, "top_k": 2}
     assert can_stack(config(**routed), config(**routed, seed=1))
     assert not can_stack(config(**routed), config(**routed, balance_loss=0.1))
-    assert not can_stack(config(attention_residuals=2), config(attention_residuals=2, seed=1))
+    assert can_stack(config(attention_residuals=2), config(attention_residuals=2, seed=1))
+    assert not can_stack(config(), config(attention_residuals=2))
 
 
 def test_the_share_of_each_run_adds_up_to_the_time_of_all():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.block import PARTS, Block, Part
+from sparsedepth.model.linear import project
 from sparsedepth.model.norms import RMSNorm
 
 
@@ -52,7 +53,7 @@ class Sources(nn.Module):
         """h_BTD, the attention-weighted mean of the sources."""
         with torch.autocast(x_BTW.device.type, enabled=False):
             x_BTSD = x_BTW.unflatten(-1, (len(self.own_source), -1))
-            z_BTS = F.linear(self.norm(x_BTSD), self.query_scalar[None]).squeeze(-1)
+            z_BTS = project(self.norm(x_BTSD), self.query_scalar.unsqueeze(-2)).squeeze(-1)
             p_BTS = z_BTS.masked_fill(self.unseen.bool(), -torch.inf).softmax(-1)
             return (p_BTS.unsqueeze(-2) @ x_BTSD).squeeze(-2)
 
