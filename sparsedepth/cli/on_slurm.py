@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import get_args
@@ -21,7 +22,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
-from sparsedepth.words.plain_text import duration
+from sparsedepth.words.price import array_lines, price_line
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
@@ -64,9 +65,29 @@ def request_of(
     )
 
 
-def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int, Price, list[str]]:
-    """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
-    the queue's limits, warnings. Raises ValueError as `check`."""
+@dataclass(frozen=True, kw_only=True)
+class ArrayPlan:
+    """The array that would be submitted."""
+
+    request: Request
+    tasks: int
+    runs_per_task: int
+    price: Price
+    """Of the remaining runs; of all where none is left."""
+    partition: str
+    limit: float
+    """Seconds of a task."""
+    stuck: str | None
+    """What earlier tasks say of too short a limit."""
+
+    @property
+    def longest(self) -> float:
+        """Seconds that one run may take."""
+        return max(kind.seconds.high for kind in self.price.kinds)
+
+
+def plan_array(plan: Plan, options: Request, results: Path | None) -> ArrayPlan:
+    """The array for the remaining runs. Raises ValueError as `check`."""
     existing = results if results and results.exists() else None
     expected = plan.expected_runs()
     runs, done = remaining_and_complete(plan, existing, options.max_attempts) if existing else (expected, [])
@@ -81,24 +102,15 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int,
         gpus=tasks * options.groups,
     )
     price = price_of(runs or expected, with_finished(setup, existing, expected), done=done)
-    low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
-    per_task = f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}"
-    limit = options.seconds or partition.default_seconds
-    lines = [
-        f"array: {tasks} tasks, {-(-len(runs) // tasks)} runs per task, {options.runs_in_parallel} in parallel; "
-        f"{per_task}, assuming {price.setup.device})",
-        f"queue: partition {partition.name}, time limit {duration(limit) if limit < math.inf else 'none'}"
-        + ("" if options.seconds else " (the partition's default; set with --time)"),
-    ]
-    longest = max(kind.seconds.value * kind.seconds.factor for kind in price.kinds)
-    if longest > limit:
-        lines.append(
-            f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
-            f"{options.warning_seconds} s before the limit, and resumes when it is requeued"
-        )
-    if existing and (warning := TaskArray(sweep=plan.definition.name, results=existing).stuck_tasks_text()):
-        lines.append(f"note: {warning}")
-    return tasks, price, lines
+    return ArrayPlan(
+        request=options,
+        tasks=tasks,
+        runs_per_task=-(-len(runs) // tasks),
+        price=price,
+        partition=partition.name,
+        limit=options.seconds or partition.default_seconds,
+        stuck=TaskArray(sweep=plan.definition.name, results=existing).stuck_tasks_text() if existing else None,
+    )
 
 
 def sweep_on_slurm(
@@ -107,12 +119,12 @@ def sweep_on_slurm(
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
     plan = Plan(definition)
     preflight.warn_of_unlikely_values(preflight.field_values(definition))
-    tasks, price, lines = plan_array(plan, options, results)
+    planned = plan_array(plan, options, results)
     print_header(definition, plan.notes())
-    print(f"cost: {preflight.price_line(price)}", *lines, sep="\n")
+    print(f"cost: {price_line(planned.price)}", *array_lines(planned), sep="\n")
     array = TaskArray(sweep=definition.name, results=results, request=options)
     if dry_run:
-        print(array.script(tasks), end="")
+        print(array.script(planned.tasks), end="")
         return
 
     def submit() -> None:
@@ -121,8 +133,8 @@ def sweep_on_slurm(
             forget_failures(results, definition, options.max_attempts)
         if is_settled(definition, scan(results, definition), plan.expected):
             return
-        if job := array.submit(tasks):
-            print(f"submitted {tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
+        if job := array.submit(planned.tasks):
+            print(f"submitted {planned.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
         else:
             print(f"following the array {array.name}, which is already queued", flush=True)
 

@@ -2,16 +2,20 @@
 
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparsedepth.cli import option, preflight
+from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.start_sweep import definition_of, machine_for, runtime_config
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.price import array_lines
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
+    from sparsedepth.cli.on_slurm import ArrayPlan
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.effects.power import PilotNoise, Power
     from sparsedepth.plan.price import PricingSetup
     from sparsedepth.plan.tasks import Plan
 
@@ -31,6 +35,78 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
     on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
     out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder: also price what remains")] = None
 
+    def compute(self) -> "SweepPlan":
+        """Raises ValueError for what cannot be priced."""
+        from sparsedepth.plan.estimate import DEVICES
+        from sparsedepth.plan.tasks import Plan
+
+        if self.on not in (None, "slurm", *DEVICES):
+            raise ValueError(f"--on {self.on!r} is not one of: {', '.join(DEVICES)}")
+        definition = self._definition()
+        preflight.warn_of_unlikely_values(preflight.field_values(definition))
+        if self.on in (None, "slurm"):  # another machine may have the text
+            preflight.check_corpora(preflight.field_values(definition), self.out)
+        plan = Plan(definition)
+        power, array = detectable_effects(plan, self.pilot, self.seed_sd, self.effect), self._array(plan)
+        if self.on is not None and self.calibrated:
+            raise ValueError(f"--on {self.on} assumes another machine; --calibrate times steps on this one")
+        if array:
+            setup = array.price.setup
+        elif self.on is not None:
+            setup = _setup_on(self.on, plan, self)
+        else:
+            machine = machine_for(plan, self, self.out)
+            setup = pricing.local_pricing_setup(plan, machine, self.out, self.calibrated)
+        priced = pricing.priced_sweep(plan, setup, self.out)
+        return SweepPlan(plan=plan, priced=priced, power=power, array=array)
+
+    def _definition(self) -> "SweepDefinition":
+        """The sweep, or the run as a sweep of one."""
+        from sparsedepth.cli.input_file import content_of, kind_of, single_run_sweep
+        from sparsedepth.sweep.results_folder import check_same_sweep
+
+        file = self.file
+        if not file or kind_of(content_of(file)) != "run":
+            definition = definition_of(self)
+            if self.out is not None:
+                check_same_sweep(self.out, definition)
+            return definition
+        if (self.pilot, self.seed_sd, self.effect) != (None, None, None):
+            raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
+        if self.scale or self.vary or self.seeds or self.base:
+            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
+        return single_run_sweep(file, self.set)
+
+    def _array(self, plan: "Plan") -> "ArrayPlan | None":
+        from sparsedepth.cli.on_slurm import plan_array, request_of
+
+        request = request_of("slurm" if self.on == "slurm" else None, self)
+        return plan_array(plan, request, self.out) if request else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectableEffects:
+    """The smallest effect of each setting that a sweep can detect, at an assumed or measured noise."""
+
+    powers: "list[Power]"
+    noise: "PilotNoise"
+    source: str
+    """'assumed', or the pilot."""
+    objective: str
+    tuned: tuple[str, ...]
+    effect: float | None
+    """The one for which seeds are wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What `plan` tells."""
+
+    plan: "Plan"
+    priced: pricing.PricedSweep
+    power: DetectableEffects | None
+    array: "ArrayPlan | None"
+
 
 @option.command
 def plan(
@@ -39,45 +115,17 @@ def plan(
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.cli.input_file import content_of, kind_of, single_run_sweep
-    from sparsedepth.cli.on_slurm import plan_array, request_of
-    from sparsedepth.plan.estimate import DEVICES
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.results_folder import check_same_sweep
+    from sparsedepth.effects.power import power_table, power_text
 
-    file, on, out = given.file, given.on, given.out
-    kind = kind_of(content_of(file)) if file else None
-    if kind == "run" and (given.pilot, given.seed_sd, given.effect) != (None, None, None):
-        raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
-    if on not in (None, "slurm", *DEVICES):
-        raise ValueError(f"--on {on!r} is not one of: {', '.join(DEVICES)}")
-    if kind == "run" and file:
-        if given.scale or given.vary or given.seeds or given.base:
-            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
-        definition = single_run_sweep(file, given.set)
-    else:
-        definition = definition_of(given)
-        if out is not None:
-            check_same_sweep(out, definition)
-    preflight.warn_of_unlikely_values(preflight.field_values(definition))
-    if on in (None, "slurm"):  # another machine may have the text
-        preflight.check_corpora(preflight.field_values(definition), out)
-    plan = Plan(definition)
-    power_lines, power_json = detectable_effects(plan, given.pilot, given.seed_sd, given.effect)
-    request = request_of("slurm" if on == "slurm" else None, given)
-    array_lines: list[str] = []
-    if on is not None and given.calibrated:
-        raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
-    if request:
-        _, price, array_lines = plan_array(plan, request, out)
-        setup = price.setup
-    elif on is not None:
-        setup = _setup_on(on, plan, given)
-    else:
-        setup = preflight.local_pricing_setup(plan, machine_for(plan, given, out), out, given.calibrated)
-    preflight.print_price(plan, setup, format, out, power_json)
-    if format == "table" and (lines := [*power_lines, *array_lines]):
-        print(wrapped(lines), end="")
+    found = given.compute()
+    power, lines = found.power, []
+    powers = {"power": [asdict(row) for row in power.powers]} if power else {}
+    pricing.print_price(found.plan, found.priced, format, **powers)
+    if power:
+        lines = [power_text(power.noise, power.source, power.objective, power.tuned, power.effect)]
+        lines.append(fitted_table(power_table(power.powers, power.objective, power.effect)).text)
+    if format == "table":
+        print(wrapped([*lines, *(array_lines(found.array) if found.array else ())]), end="")
 
 
 def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":
@@ -102,20 +150,19 @@ def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":
 
 def detectable_effects(
     plan: "Plan", pilot: Path | None, seed_sd: float | None, effect: float | None
-) -> tuple[list[str], dict[str, Any]]:
-    """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one: lines, and JSON. Empty
-    without either."""
+) -> DetectableEffects | None:
+    """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one; None without either."""
     definition = plan.definition
     if pilot is None and seed_sd is None:
         if effect is not None:
             raise ValueError(f"--effect {effect:g} needs the noise between seeds: --pilot RESULTS or --seed-sd 0.05")
-        return [], {}
+        return None
     if pilot is not None and seed_sd is not None:
         raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both set the noise between seeds; give one")
     if definition.sampler != "grid":
         told = f"sampler {definition.sampler!r} changes several settings at once"
         raise ValueError(f"{told}: no single effect; use 'grid'")
-    from sparsedepth.effects.power import PilotNoise, measure_power, pilot_noise, power_table, power_text
+    from sparsedepth.effects.power import PilotNoise, measure_power, pilot_noise
     from sparsedepth.store.connection import open_store
 
     objective, tuned = definition.objective, tuple(definition.tune)
@@ -128,6 +175,4 @@ def detectable_effects(
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
         raise ValueError(f"no two runs of sweep {definition.name!r} differ in one setting; vary a field in 'space'")
-    table = fitted_table(power_table(powers, objective, effect)).text
-    lines = [power_text(noise, source, objective, tuned, effect), table]
-    return lines, {"power": [asdict(power) for power in powers]}
+    return DetectableEffects(powers=powers, noise=noise, source=source, objective=objective, tuned=tuned, effect=effect)

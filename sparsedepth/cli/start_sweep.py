@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsedepth.cli import option, preflight
+from sparsedepth.cli import option, preflight, pricing
 
 if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
@@ -64,7 +64,7 @@ def machine_for(plan: "Plan", given: option.WorkerOptions, results: Path | None,
         return machine_of(replace(given, workers=workers), max_attempts)
 
     def setup_of(workers: int) -> "PricingSetup":
-        return preflight.setup_of_machine(plan, shared_by(workers), results)
+        return pricing.setup_of_machine(plan, shared_by(workers), results)
 
     return shared_by(workers_per_gpu(plan.expected_runs(), setup_of))
 

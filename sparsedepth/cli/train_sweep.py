@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsedepth.cli import option, preflight
+from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.start_sweep import (
     StoppedAtCheckpoint,
     definition_of,
@@ -19,6 +19,7 @@ from sparsedepth.cli.start_sweep import (
 )
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import visible, wrapped
+from sparsedepth.words.price import price_line
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -122,18 +123,18 @@ def sweep(
 
     driver = make_driver(given, definition)
     plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
-    setup = preflight.local_pricing_setup(plan, machine, out, calibrated=False)
+    setup = pricing.local_pricing_setup(plan, machine, out, calibrated=False)
     if dry_run:
-        preflight.print_price(plan, setup, results=out if out.exists() else None)
+        pricing.print_price(plan, pricing.priced_sweep(plan, setup, out if out.exists() else None))
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
     print_header(definition, [where, *plan.notes()])
     total = price(plan, setup)
-    print(f"cost: {preflight.price_line(total)}")
-    remaining = preflight.remaining_price(plan, setup, out)
+    print(f"cost: {price_line(total)}")
+    remaining = pricing.remaining_price(plan, setup, out)
     if remaining and remaining.runs < total.runs:
-        print(f"remaining: {preflight.price_line(remaining)}")
+        print(f"remaining: {price_line(remaining)}")
     _print_result(definition, out, run_driver(driver, retry_failed=given.retry_failed), expected)
 
 

@@ -157,6 +157,14 @@ class Seconds:
     def calibrated(self) -> bool:
         return self.factor < FACTOR
 
+    @property
+    def low(self) -> float:
+        return self.value / self.factor
+
+    @property
+    def high(self) -> float:
+        return self.value * self.factor
+
 
 def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
     """The fields that a run's price depends on; with `step_only` those that the time of a step depends on."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from support.tiny_sweep import definition as tiny_definition, sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsedepth.cli.preflight import _memory_shortage
+from sparsedepth.cli.pricing import _memory_shortage
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
@@ -27,6 +27,7 @@ from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
+from sparsedepth.words.price import shortage_text
 
 FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
 BASE = {"seq_len": 64, "batch_tokens": 512, "train_tokens": 5120, "measure_tokens": 256, "fit_tokens": 256}
@@ -254,7 +255,8 @@ def test_a_gpu_goes_by_its_name_and_a_shared_one_has_a_share_of_its_memory_for_e
     assert (setup.devices, setup.place.sharing) == (2, 3)
     assert pricing_setup(RuntimeConfig(), device="cpu", workers=6).place.sharing == 1
     whole = SimpleNamespace(setup=setup, memory_bytes=30e9)
-    assert "does not fit into 26.7 GB" in str(_memory_shortage(Plan(sweep()), whole))
+    shortage = _memory_shortage(Plan(sweep()), whole)
+    assert shortage and "does not fit into 26.7 GB" in shortage_text(shortage)
     whole.memory_bytes = 26e9
     assert _memory_shortage(Plan(sweep()), whole) is None
 

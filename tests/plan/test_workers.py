@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsedepth.cli import preflight, start_sweep
+from sparsedepth.cli import pricing, start_sweep
 from sparsedepth.cli.option import WorkerOptions
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -71,6 +71,6 @@ def test_without_workers_a_sweep_takes_the_number_that_is_measured_to_be_best(mo
         return Machine(workers=(given.workers or 1) * len(gpus) or 2, runtime=DEFAULT, gpus=gpus)
 
     monkeypatch.setattr(start_sweep, "machine_of", machine_of)
-    monkeypatch.setattr(preflight, "setup_of_machine", lambda _, machine, __: setup_of(machine.workers // len(gpus)))
+    monkeypatch.setattr(pricing, "setup_of_machine", lambda _, machine, __: setup_of(machine.workers // len(gpus)))
     plan = SimpleNamespace(expected_runs=lambda: [RUN])
     assert start_sweep.machine_for(plan, WorkerOptions(workers=asked), None).workers == workers

@@ -1,0 +1,153 @@
+"""What a sweep costs on this machine or another, as a record that `words.price` tells."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.cli.preflight import check_machine
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.plain_text import duration, visible
+from sparsedepth.words.price import price_text, shortage_text, size
+from sparsedepth.words.values import assignment
+
+if TYPE_CHECKING:
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.price import Price, PricingSetup
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryShortage:
+    """The largest run needs more memory than its share of the device."""
+
+    needed: float
+    available: float
+    micro_batch: int | None
+    """Sequences per forward pass with which it fits, if any."""
+    is_shared: bool
+    """Whether several runs share the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedSweep:
+    definition: "SweepDefinition"
+    price: "Price"
+    shapes: QueryResult
+    """A row per shape of runs."""
+    step_seconds: Mapping[int, float]
+    """By depth, where all depths were timed."""
+    shortage: MemoryShortage | None
+    results: Path | None
+    """The folder of which the rest is priced, too."""
+    remaining: "Price | None"
+    """None also where no run is left."""
+
+    def as_json(self) -> dict[str, Any]:
+        from sparsedepth.plan.price import as_json
+
+        shortage = self.shortage and shortage_text(self.shortage)
+        left = {} if self.remaining is None else {"left": as_json(self.remaining)}
+        return {"sweep": self.definition.name, **as_json(self.price), "shortage": shortage, **left}
+
+
+def priced_sweep(plan: "Plan", setup: "PricingSetup", results: Path | None = None) -> PricedSweep:
+    """The price of a sweep and, with `results`, of its remaining runs."""
+    from sparsedepth.plan.estimate import shape_id
+    from sparsedepth.plan.price import price
+
+    total = price(plan, setup)
+    examples = {config.n_layers: config for config in reversed(plan.expected_runs())}
+    known = {depth: (setup.timings or {}).get(shape_id(examples[depth], step_only=True)) for depth in sorted(examples)}
+    timed = {depth: timing.step for depth, timing in known.items() if timing}
+    return PricedSweep(
+        definition=plan.definition,
+        price=total,
+        shapes=_shapes(total),
+        step_seconds=timed if len(timed) == len(known) > 1 else {},
+        shortage=_memory_shortage(plan, total),
+        results=results,
+        remaining=remaining_price(plan, setup, results) if results else None,
+    )
+
+
+def print_price(plan: "Plan", priced: PricedSweep, format: str = "table", **more: Any) -> None:
+    """The text, or the JSON with `more` of it."""
+    for note in plan.notes():
+        print(f"note: {visible(note)}", file=sys.stderr)
+    print(json.dumps({**priced.as_json(), **more}, indent=1) if format == "json" else price_text(priced).rstrip())
+
+
+def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":
+    """The price of the runs that have not ended; None if there are none."""
+    from sparsedepth.plan.price import price_of
+    from sparsedepth.sweep.status import remaining_and_complete
+
+    runs, done = remaining_and_complete(plan, results)
+    return price_of(runs, setup, done=done) if runs else None
+
+
+def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
+    from sparsedepth.plan.price import fitting_micro_batch
+
+    memory, sharing = price.setup.assumed.memory, price.setup.place.sharing
+    if memory is None or price.memory_bytes <= (available := memory / sharing):
+        return None
+    fitting = fitting_micro_batch(plan.expected_runs(), price.setup, available)
+    return MemoryShortage(needed=price.memory_bytes, available=available, micro_batch=fitting, is_shared=sharing > 1)
+
+
+def _shapes(price: "Price") -> QueryResult:
+    values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
+    shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
+    rows: list[tuple[Any, ...]] = [
+        (
+            kind.varied.get("n_layers"),
+            kind.runs,
+            kind.params_total,
+            kind.params_active,
+            kind.tokens,
+            f"{kind.train_flops:.3g}",
+            size(kind.memory_bytes),
+            size(kind.disk_bytes),
+            duration(kind.seconds.value),
+            ", ".join(assignment(name, kind.varied[name]) for name in shown if kind.varied[name] is not None) or None,
+        )
+        for kind in price.kinds
+    ]
+    amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
+    return QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
+
+
+def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, calibrated: bool) -> "PricingSetup":
+    """This machine, its cached timings, and the finished runs of `results`; `calibrated` times the shapes of the sweep
+    that are not cached. Raises ValueError as `check_machine`."""
+    from sparsedepth.plan.price import uncalibrated
+    from sparsedepth.sweep.calibrate import calibrate
+
+    check_machine(plan, machine)
+    setup = setup_of_machine(plan, machine, results)
+    missing = uncalibrated(plan.expected_runs(), setup) if calibrated else []
+    if not missing:
+        return setup
+
+    def progress(done: int) -> None:
+        print(f"\rtimed {done} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
+
+    timings = calibrate(missing, machine, progress)
+    print(file=sys.stderr)
+    return replace(setup, timings=timings)
+
+
+def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> "PricingSetup":
+    """This machine, with the timings that are cached for its number of workers, and the finished runs of `results`."""
+    from sparsedepth.plan.price import named_device, pricing_setup, with_finished
+    from sparsedepth.sweep.calibrate import device_name_of, known_timings
+
+    device = named_device(device_name_of(machine)) if machine.gpus else "cpu"
+    shared = {"workers": machine.workers, "processes": machine.processes_per_run, "gpus": len(machine.gpus)}
+    priced = pricing_setup(machine.runtime, device=device, **shared)
+    return with_finished(replace(priced, timings=known_timings(machine)), results, plan.expected_runs())

@@ -1,0 +1,100 @@
+"""What a sweep costs: the text of `plan`, the line before a sweep starts, and what an array of Slurm will do."""
+
+import math
+from typing import TYPE_CHECKING
+
+from sparsedepth.words.plain_text import counted, duration, wrapped
+from sparsedepth.words.table import fitted_table
+
+if TYPE_CHECKING:
+    from sparsedepth.cli.on_slurm import ArrayPlan
+    from sparsedepth.cli.pricing import MemoryShortage, PricedSweep
+    from sparsedepth.plan.price import Price
+
+
+def size(number: float) -> str:
+    """'3.2 MB'."""
+    unit = "kB" if number < 1e6 else "MB" if number < 1e9 else "GB"
+    return f"{number / {'kB': 1e3, 'MB': 1e6, 'GB': 1e9}[unit]:.3g} {unit}"
+
+
+def price_line(price: "Price") -> str:
+    """'27 runs, 1.4e+13 FLOP, 1 GB peak memory per run, 3 MB on disk, 5m with 2 workers (..)'."""
+    bound = f"{price.bound} " if price.bound else ""
+    accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
+    return (
+        f"{bound}{counted(price.runs, 'run')}, {price.train_flops:.2g} FLOP, "
+        f"{size(price.memory_bytes)} peak memory per run, {size(price.disk_bytes)} on disk, "
+        f"{duration(price.seconds.value)} with {counted(price.setup.workers, 'worker')} "
+        f"({accuracy}: within a factor of {price.seconds.factor:.3g})"
+    )
+
+
+def price_text(priced: "PricedSweep") -> str:
+    """The question, a row per shape of runs, the total and what it assumes, and what remains."""
+    definition, price = priced.definition, priced.price
+    alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
+    lines = [*alike, f"total: {price_line(price)}", *assumption_lines(priced)]
+    shortage = f"{shortage_text(priced.shortage)}\n" if priced.shortage else ""
+    remaining = ""
+    if priced.remaining is not None:
+        remaining = wrapped([f"remaining: {price_line(priced.remaining)}"])
+    elif priced.results:
+        remaining = f"remaining: nothing; every run in {priced.results} is complete or ended without a result\n"
+    table = fitted_table(priced.shapes, ("tokens", "disk", "params_total")).text
+    question = wrapped([f"{definition.name}: {definition.question}"])
+    return f"{question}{table}\n{wrapped(lines)}{shortage}{remaining}"
+
+
+def assumption_lines(priced: "PricedSweep") -> list[str]:
+    """On what the time, the size and the number of runs depend."""
+    definition, price, place = priced.definition, priced.price, priced.price.setup.place
+    threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
+    processes = f", {place.processes} devices per run" if place.processes > 1 else ""
+    shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
+    devices = f"{price.setup.devices} x {price.setup.device}{threads}{processes}{shared}"
+    lines = [f"time: {duration(price.seconds.low)} to {duration(price.seconds.high)} on {devices}"]
+    if price.setup.time_ratios:
+        lines.append(f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}")
+    elif not price.is_calibrated:
+        lines.append(f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead")
+    if priced.step_seconds:  # what `matched: time` takes
+        steps = ", ".join(f"{depth}: {seconds:.4g}" for depth, seconds in priced.step_seconds.items())
+        lines.append(f"step_seconds: {{{steps}}}")
+    if price.data_bytes is None:
+        lines.append("disk: excludes the tokenised text, whose length is unknown until it is read")
+    if definition.tune:
+        seeds = ", ".join(map(str, definition.tuning_seeds))
+        use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
+        lines.append(f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs")
+    elif definition.adaptive:
+        lines.append("runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early")
+    return lines
+
+
+def shortage_text(shortage: "MemoryShortage") -> str:
+    """By how much the largest run exceeds its share of the device's memory, and the fix."""
+    fewer = "fewer --workers, or " if shortage.is_shared else ""
+    more = "more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+    none_fits = f"even micro_batch=1 does not fit; use {fewer}{more}"
+    fix = f"use --runtime micro_batch={shortage.micro_batch}" if shortage.micro_batch else none_fits
+    return f"memory: {size(shortage.needed)} does not fit into {size(shortage.available)}: {fix}"
+
+
+def array_lines(array: "ArrayPlan") -> list[str]:
+    """The array's size, the time per task against the queue's limit, and warnings."""
+    seconds, request = array.price.seconds, array.request
+    limit = "none" if array.limit == math.inf else duration(array.limit)
+    default = "" if request.seconds else " (the partition's default; set with --time)"
+    lines = [
+        f"array: {array.tasks} tasks, {array.runs_per_task} runs per task, {request.runs_in_parallel} in parallel; "
+        f"{duration(seconds.value)} per task ({duration(seconds.low)} to {duration(seconds.high)}, assuming "
+        f"{array.price.setup.device})",
+        f"queue: partition {array.partition}, time limit {limit}{default}",
+    ]
+    if array.longest > array.limit:
+        lines.append(
+            f"note: one run may take {duration(array.longest)}, longer than the limit: its task writes a checkpoint "
+            f"{request.warning_seconds} s before the limit, and resumes when it is requeued"
+        )
+    return lines + ([f"note: {array.stuck}"] if array.stuck else [])
