@@ -204,20 +204,34 @@ def storage_problem(error: BaseException | None) -> str | None:
     return None
 
 
-def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The bytes of an untrusted file. Raises NotRegularError (no pipe is waited for), OSError for more than `limit`."""
+def open_regular(path: Path | str, limit: int, inside: Path | None = None) -> io.FileIO:
+    """The door for every file that comes from outside: exactly this path, a regular file, opened without waiting for a
+    pipe. A link is followed where its file lies in the folder `inside`. Raises NotRegularError for other links, pipes,
+    devices and folders, and OSError for more than `limit` bytes."""
+    real = Path(os.path.realpath(path)) if inside else path
+    if inside and not Path(real).is_relative_to(inside.resolve()):
+        raise NotRegularError(errno.ELOOP, f"is a link to {str(real)!r}; name that file, or copy it there", str(path))
     try:
-        file = io.FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
+        file = io.FileIO(real, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise NotRegularError(error.errno, "is no regular file", str(path)) from None
-        raise
-    with file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+        error.filename = str(path)
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        kind = {errno.ELOOP: "a link", errno.EISDIR: "a folder"}.get(error.errno, "a socket")
+        raise NotRegularError(error.errno, f"is {kind}; name a file", str(path)) from None
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+        return file
+    file.close()
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device"
+        raise NotRegularError(errno.EINVAL, f"is {kind}; name a file", str(path))
+    raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+
+
+def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES, inside: Path | None = None) -> bytes:
+    """The bytes of an untrusted file. Raises as `open_regular`."""
+    with open_regular(path, limit, inside) as file:
         return file.readall()
 
 
@@ -253,8 +267,8 @@ def unreadable(file: Path, error: Exception) -> ValueError:
     """The error for a file that cannot be read, with the fix."""
     if isinstance(error, UnicodeError):
         return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
-    if isinstance(error, IsADirectoryError):
-        return ValueError(f"{file} is a folder; name a file")
+    if isinstance(error, NotRegularError) or (isinstance(error, OSError) and error.errno == errno.EFBIG):
+        return ValueError(f"{file} {error.strerror}")
     return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
 
 

@@ -1,6 +1,7 @@
 """`export`, `import`, `pack` and `sync`: models and runs to and from other programs. Only `export` imports torch."""
 
 import time
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -8,8 +9,6 @@ from typing import Annotated
 import typer
 
 from sparsedepth.files import MARKER
-
-IMPORT_SECONDS = 3600.0
 
 
 def export(
@@ -37,22 +36,23 @@ def import_(
     ],
     map_file: Annotated[Path, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")],
     out: Annotated[Path, typer.Option("-o", "--out", help="new results folder")],
+    deadline: Annotated[float, typer.Option(min=1.0, help="seconds in which a further run must be read")] = 60.0,
 ) -> None:
     """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
     from sparsedepth.cli.input_file import read_input
-    from sparsedepth.store.fences import limited
     from sparsedepth.store.import_table import import_table
     from sparsedepth.store.run_record import check_place
     from sparsedepth.store.subject import unknown_text
-    from sparsedepth.trackers.runs import as_table
+    from sparsedepth.trackers.runs import read_source
 
     check_place(out)
     table_map = read_input(map_file, "import")
-    with limited(IMPORT_SECONDS), as_table(str(table), table_map) as path:
-        result = import_table(path, map_file, out)
+    result = import_table(table, map_file, out, partial(read_source, table_map=table_map, seconds=deadline))
     skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
+    for note in result.notes:
+        print(f"note: {note}")
     if result.unknown:
         print(f"{unknown_text(result.unknown)} in every run: NULL, and named in the column unknown_fields")
     folder = quote(str(out))

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparsedepth.config.mistakes import explain
-from sparsedepth.files import unreadable
+from sparsedepth.files import read_regular, unreadable
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8
@@ -98,9 +98,7 @@ def _parser_message(error: Exception) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ValueError for a missing file, other content, or more than 1 MB."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path} has {path.stat().st_size:,} bytes; a configuration may have {MAX_BYTES:,}")
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MAX_BYTES, path.parent).decode()
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; name a YAML file") from None
     except (OSError, UnicodeError) as error:

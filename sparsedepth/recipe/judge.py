@@ -25,7 +25,7 @@ from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
+from sparsedepth.store.table_file import by_value, not_missing, number_of, open_table, quoted, read_texts
 from sparsedepth.words.plain_text import counted, did_you_mean
 from sparsedepth.words.table import fitted_table
 
@@ -65,6 +65,8 @@ class Judgement:
     luck: tuple[int, float] | None
     """A number of variants at one budget, and by how much the lowest of as many equal ones seems better, on average."""
     is_paired: bool
+    used: str
+    """'10 of 12 runs, 2 without a loss', and what was done to names and values."""
 
     @property
     def verdict(self) -> str:
@@ -77,9 +79,8 @@ def judge(
     path: Path, columns: Mapping[str, str] | None = None, baseline: str | None = None, variant: str | None = None
 ) -> Judgement:
     """The verdicts, of all variants or of one. Raises ValueError, one line."""
-    names = find_columns(header(path), columns or {})
-    runs = _read(path, names)
-    baseline = _baseline(runs, baseline)
+    names, runs, notes = _read(path, columns or {})
+    baseline, variant = _baseline(runs, baseline and by_value(baseline)), variant and by_value(variant)
     others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
     if not others:
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
@@ -106,7 +107,8 @@ def judge(
     shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
     shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
     table = QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in shown))
-    return Judgement(columns=names, baseline=baseline, table=table, luck=luck, is_paired=is_paired)
+    used = "; ".join([_used(runs, pairs, baseline), *notes])
+    return Judgement(columns=names, baseline=baseline, table=table, luck=luck, is_paired=is_paired, used=used)
 
 
 # The table
@@ -118,7 +120,9 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
         raise ValueError(f"--column {unknown[0]}=...: choose one of {', '.join(NAMES)}")
     if absent := [name for name in given.values() if name not in header]:
         raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
-    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in reversed(header)}
+    # '_step' of wandb counts calls of its log, and is no budget.
+    own = [name for name in header if not name.startswith("_")]
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in reversed(own)}
     free = {name: column for name, column in plain.items() if column not in given.values()}
     found = dict(given)
     for kind, known in NAMES.items():
@@ -134,9 +138,12 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     return {name: found[name] for name in NAMES if name in found}
 
 
-def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row per run: variant, seed, loss (NaN: diverged), budget, throughput."""
-    with open_table(path, [*dict.fromkeys(names.values())], header(path)) as table:
+def _read(path: Path, given: Mapping[str, str]) -> tuple[dict[str, str], pd.DataFrame, Sequence[str]]:
+    """The columns that are read; a row per run, in an order of its own: variant, seed, loss (NaN: diverged), budget,
+    throughput; and what was done to names and values. Raises ValueError for rows that are no runs."""
+    texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())])
+    names = find_columns(texts.names, given)
+    with open_table(texts) as table:
         for column in (names[kind] for kind in NUMBERS if kind in names):
             wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
             if rows := table.rows(quoted(column), "texts", wrong):
@@ -147,7 +154,10 @@ def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
     for kind in ("variant", "budget"):
         if kind in names and (absent := runs[kind].isna()).any():
             raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
+    for kind in ("variant", "seed"):
+        runs[kind] = [value and by_value(value) for value in runs[kind]]
     runs["budget"] = runs["budget"].fillna(0.0)
+    runs = runs.sort_values(["variant", "budget", "seed", "loss", "row"], ignore_index=True)
     twice = runs[runs.duplicated(["variant", "budget", "seed"], keep=False)]
     if len(twice) and "seed" in names:
         first = twice.iloc[0]
@@ -157,11 +167,27 @@ def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
         )
     if re.search("flop|compute", names.get("budget", "").lower()):
         merged = runs.assign(budget=budget_of(runs["budget"]))
-        if "seed" not in names or not merged.duplicated(["variant", "budget", "seed"]).any():  # else points of one run
+        is_again = merged.duplicated(["variant", "budget", "seed"])
+        if "seed" not in names and (is_again & ~runs.duplicated(["variant", "budget", "seed"])).any():
+            raise ValueError(
+                f"{path}: no column tells runs apart, and {names['budget']!r} differs by less than 1% in a variant: "
+                f"evaluations of one run are no seeds; name the column of seeds or runs with --column seed=NAME"
+            )
+        if "seed" not in names or not is_again.any():  # else points of one run
             runs = merged
     seeds = runs["seed"] if "seed" in names else runs.groupby(["variant", "budget"]).cumcount().astype(str)
     runs["seed"] = pd.factorize(seeds.fillna("-"))[0]
-    return runs
+    return names, runs, table.notes
+
+
+def _used(runs: pd.DataFrame, pairs: Mapping[str, "Pair"], baseline: str) -> str:
+    """'10 of 12 runs, 2 without a loss'."""
+    budgets = {(name, pair.budget) for name, pair in pairs.items()} | {(baseline, p.budget) for p in pairs.values()}
+    has_loss = runs["loss"].notna()
+    is_compared = np.array([key in budgets for key in zip(runs["variant"], runs["budget"], strict=True)])
+    n_used, n_without = int((has_loss & is_compared).sum()), int((~has_loss).sum())
+    rest = {"without a loss": n_without, "at budgets that are not compared": len(runs) - n_used - n_without}
+    return ", ".join([f"{n_used} of {counted(len(runs), 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)])
 
 
 def _near(name: str, names: Sequence[str]) -> str:
@@ -310,6 +336,7 @@ def lines_of(found: Judgement) -> list[str]:
     empty = ["baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])]
     lines = [
         f"read: {read}; baseline: {found.baseline!r}",
+        f"used: {found.used}",
         f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
         fitted_table(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
     ]

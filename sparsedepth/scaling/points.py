@@ -11,7 +11,7 @@ optimum, and lr_variance, what the choice of lr adds to the variance of its mean
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
-from sparsedepth.store.table_file import ROW, header, open_table, quoted
+from sparsedepth.store.table_file import by_value, open_table, quoted, read_texts
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
@@ -104,13 +104,22 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
 
 
 def _from_table(source: Path, cluster: list[str]) -> pd.DataFrame:
-    have = header(source)
-    if missing := [name for name in (*COLUMNS[1:], *cluster) if name not in have]:
-        raise ValueError(f"{str(source)!r} has no column {', '.join(missing)}; its columns are {', '.join(have[:12])}")
+    def chosen(have: Sequence[str]) -> list[str]:
+        if missing := [name for name in (*COLUMNS[1:], *cluster) if name not in have]:
+            told = f"{str(source)!r} has no column {', '.join(missing)}; its columns are {', '.join(have[:12])}"
+            raise ValueError(told)
+        return [name for name in have if name in (*COLUMNS, *cluster)]
+
+    texts = read_texts(source, chosen)
+    have = texts.names
     values = [quoted(name) if name in have else "NULL" for name in COLUMNS]
-    key = " || ' ' || ".join(map(quoted, cluster)) or "NULL"  # NULL if any part is
-    with open_table(source, {name for name in (*COLUMNS, *cluster) if name in have}, have) as table:
-        rows = table.rows(f"{', '.join(values)}, coalesce({key}, 'row ' || {ROW})", "texts")
+    with open_table(texts) as table:
+        found = table.rows(", ".join([*values, *map(quoted, cluster)]), "texts")
+    n = len(COLUMNS) + 1
+    rows = [
+        (*row[:n], f"row {row[0]}" if None in row[n:] or not cluster else " ".join(map(by_value, row[n:])))
+        for row in found
+    ]
     points = pd.DataFrame(rows, columns=["row", *COLUMNS, "cluster"])
     return points if cluster else points.drop(columns="cluster")
 

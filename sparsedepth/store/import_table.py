@@ -27,7 +27,7 @@ from sparsedepth.config.mistakes import field_mistakes, hint
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Mistakes, Section, check
-from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
+from sparsedepth.files import atomic_folder, json_text, read_regular, write_bytes
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.fences import FENCES
 from sparsedepth.store.packs import contents_of, write_pack
@@ -35,7 +35,19 @@ from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.stored_rows import read_rows, stored_run
 from sparsedepth.store.subject import ImportedRun
-from sparsedepth.store.table_file import Expression, Table, header, not_missing, number_of, open_table, parse, quoted
+from sparsedepth.store.table_file import (
+    Choose,
+    Expression,
+    Table,
+    Texts,
+    by_value,
+    not_missing,
+    number_of,
+    open_table,
+    parse,
+    quoted,
+    read_texts,
+)
 
 MAP = "import.yaml"
 """The map, in the folder that it filled."""
@@ -167,20 +179,29 @@ class Imported(NamedTuple):
     clusters: int
     unknown: tuple[str, ...]
     """Fields that no row states."""
+    notes: tuple[str, ...]
+    """What was done to names and values of the table."""
 
 
-def import_table(table: Path, map_path: Path, out: Path) -> Imported:
+def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Choose], Texts] = read_texts) -> Imported:
     """Write the pack `out`, a new folder, atomically. Raises ValueError, one line."""
     table_map = build(TableMap, read_yaml(map_path), str(map_path))
-    names = header(table)
-    try:
-        parsed = expressions(table_map, names)
-    except Mistakes as mistakes:
-        raise ValueError(f"{map_path}: {mistakes}") from None
-    used = set(table_map.clusters).union(*(expression.columns for expression in parsed.values()))
-    with open_table(table, [name for name in names if name in used], names) as opened:
+
+    def parsed(names: Sequence[str]) -> dict[str, Expression]:
         try:
-            if where := parsed.get(WHERE):
+            return expressions(table_map, names)
+        except Mistakes as mistakes:
+            raise ValueError(f"{map_path}: {mistakes}") from None
+
+    def used(names: Sequence[str]) -> list[str]:
+        found = {*table_map.clusters}.union(*(expression.columns for expression in parsed(names).values()))
+        return [name for name in names if name in found]
+
+    texts = read(source, used)
+    with open_table(texts) as opened:
+        try:
+            fields = parsed(texts.names)
+            if where := fields.get(WHERE):
                 try:
                     opened.keep(where.sql)
                 except ValueError as error:
@@ -188,15 +209,19 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
                 raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
-            kept, values = _values(opened, numbers, table_map, parsed)
+            kept, values = _values(opened, numbers, table_map, fields)
             cluster_of = opened.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
-            clusters = {number: None if None in names else " ".join(names) for number, *names in cluster_of}
+            clusters = {
+                number: None if None in names else " ".join(map(by_value, names)) for number, *names in cluster_of
+            }
             rows = _rows_of(kept, values, clusters, table_map.source)
         except Mistakes as error:
             mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
-            mistakes += [f"and {n_more} more"] if n_more > 0 else []
-            raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
-    _write(out, rows, {"table": table.name, "table_sha256": sha256(table)}, map_path.read_bytes())
+            told = f"{texts.source}: {'; '.join([*mistakes, *[f'and {n_more} more'] * (n_more > 0)])}"
+            if texts.ids:
+                told = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({texts.ids[int(row[1]) - 1]})", told)
+            raise ValueError(told) from None
+    _write(out, rows, {"table": texts.name, "table_sha256": texts.sha256}, read_regular(map_path))
     runs = [run for run, *_ in rows]
     return Imported(
         rows=opened.n_rows,
@@ -205,6 +230,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
         incomplete=len(numbers) - len(runs),
         clusters=len({run.cluster or run.run_id for run in runs}),
         unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
+        notes=tuple(opened.notes),
     )
 
 
@@ -276,18 +302,11 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
     texts = dict(table.rows(quoted(expression.column) if is_text else not_missing(expression.column), "texts"))
     if entry.values is None:
         return texts
-    listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
-    found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
+    listed = {by_value(text): value for text, value in entry.values.items()} | entry.values
+    found = {text: text if text in listed else by_value(text) for text in texts.values() if text is not None}
     if wrong := _wrong(texts, lambda text: found[text] not in listed):
         raise ValueError(f"{expression.column!r} is {wrong}, which `values` does not list; list it there")
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
-
-
-def _canonical(text: str) -> str:
-    """One text for a value however its table's format writes it: '1' for 1.0, 'true' for True."""
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
 def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:

@@ -1,32 +1,41 @@
-"""A third-party table of runs in a fenced DuckDB: CSV, TSV, JSON, JSON-lines or Parquet, bounded in bytes and rows.
+"""A third-party table of runs as text, and in a fenced DuckDB: CSV, TSV, JSON, JSON-lines or Parquet, within bounds.
 
-    header(path)          its columns, read alone
-    open_table(path, ..)  the mapped columns as text (NULL: missing), with their row from 1 on, in the table `texts`
+    read_texts(path, ..)  columns as text (NULL: missing), read in a child process (`sparsedepth.outside`)
+    open_table(texts)     with their row from 1 on, in the table `texts`
 
-Afterwards files and network are out of reach (`store.fences`). An expression of the map is evaluated over the table
-`numbers`, where every column is in double precision, NULL where it is no number; a condition over the view `mixed`,
-where a column is what all its values are: true or false, numbers, whole ones exactly beyond 2^53 (ids), else text."""
+One normaliser for `import`, `judge`, `scaling` and the runs of trackers: blanks around names and values are stripped,
+columns without a name are left out, and both are said; `by_value` is one text for 0, 0.0 and 00.
+
+An expression of a map is evaluated over the table `numbers`, where every column is in double precision, NULL where it
+is no number; a condition over the view `mixed`, where a column is what all its values are: true or false, numbers,
+whole ones exactly beyond 2^53 (ids), else text."""
 
 import codecs
 import csv
-import tempfile
+import hashlib
+import io
+import json
+import os
+import re
 from collections import Counter
-from collections.abc import Collection, Generator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
+import pyarrow as pa
 
-from sparsedepth.files import refuse_empty, unreadable
-from sparsedepth.store.fences import FENCES, after, lock, one_line, read_only, syntax_nodes
+from sparsedepth.files import NotRegularError, read_regular, refuse_empty, unreadable
+from sparsedepth.outside import SECONDS, in_child
+from sparsedepth.store.fences import FENCES, after, limited, lock, one_line, read_only, syntax_nodes
+from sparsedepth.words.plain_text import counted
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
 """A table with more rows is of something else than runs, such as steps of curves."""
 MAX_COLUMNS = 20_000
-SECONDS = 60.0
-"""Time limit of reading, and of an expression."""
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 """Texts that stand for a missing number; in a column of text they are text, and only an empty field is missing."""
@@ -41,15 +50,100 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks, as spreadsheets write them."""
+_BLANKS = " \t\r\n\u00a0\u2007\u202f\u3000\ufeff"
+"""Around a name or value they are no part of it."""
 MAX_LENGTH = 500
 """Characters of an expression."""
+_NOTHING = " "
+"""The column of a table of which no column is read; no name is a blank."""
+Choose = Callable[[Sequence[str]], Collection[str]]
+"""From the names of all columns to those that are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A table as it was read."""
+
+    source: str
+    """as messages name it"""
+    name: str
+    sha256: str
+    """of the bytes that were read"""
+    names: Sequence[str]
+    """of all columns"""
+    columns: pa.Table
+    """the chosen ones, as text"""
+    notes: Sequence[str] = ()
+    """what was done to names"""
+    ids: Sequence[str] = ()
+    """of the rows, where a tracker names them"""
+
+
+def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
+    """The columns of a table that `choose` takes. Raises ValueError, one line, also for what that raises."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}")
+    if not path.exists():
+        raise ValueError(f"{str(path)!r} does not exist; name a table")
+    refuse_empty(path)
+    with _errors_of(path):
+        content = read_regular(path, MAX_BYTES, path.parent)
+    head, *columns = in_child(lambda: _parts(path, content, choose), repr(str(path)), seconds)
+    columns = pa.ipc.open_stream(columns[0]).read_all()
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Texts(source=str(path), name=path.name, sha256=sha256, columns=columns, **json.loads(head))
+
+
+def _parts(path: Path, content: bytes, choose: Choose) -> Iterator[bytes]:
+    """In a process of its own: the names of a table's columns with notes, and the chosen ones as an Arrow stream."""
+    suffix = path.suffix.lower()
+    os.chdir(os.environ["TMPDIR"])
+    with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
+        with _errors_of(path):
+            if suffix != ".parquet":
+                encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+                content = content.decode(encoding).encode()
+            # A name without a folder: no part of it is a pattern, or the value of a Hive partition.
+            Path(copy := f"table{suffix}").write_bytes(content)
+            raw = _names(connection, content, copy, suffix)
+            places, notes = named(raw)
+        columns = choose([*places])
+        yield json.dumps({"names": [*places], "notes": notes}).encode()
+        with _errors_of(path):
+            if twice := [name for name, n in Counter(map(str.lower, columns)).items() if n > 1]:
+                raise ValueError(f"the columns {twice[0]!r} differ in upper case only; rename one of them")
+            stream = io.BytesIO()
+            table = _read(connection, copy, suffix, raw, {name: places[name] for name in columns})
+            with pa.ipc.new_stream(stream, table.schema) as writer:
+                writer.write_table(table)
+            yield stream.getvalue()
+
+
+def named(raw: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The places of the columns by their names without blanks, and what that changed. Raises ValueError for a name
+    that is there twice."""
+    if len(raw) > MAX_COLUMNS:
+        raise ValueError(f"it has {len(raw):,} columns; at most {MAX_COLUMNS:,} are read; leave some out")
+    names = [name.strip(_BLANKS) for name in raw]
+    places = {name: place for place, name in enumerate(names) if name}
+    nameless = names.count("")
+    if not places:
+        raise ValueError("there are no columns; name a table that has some")
+    if len(places) + nameless < len(names):
+        twice = next(name for name, n in Counter(names).items() if name and n > 1)
+        raise ValueError(f"the column {twice!r} is twice in its header; rename one of them")
+    notes = [f"{counted(nameless, 'column')} without a name left out"] if nameless else []
+    if blank := [name for name, whole in zip(names, raw, strict=True) if name and name != whole]:
+        notes.append(f"blanks around {counted(len(blank), 'name')} left out, such as {blank[0]!r}")
+    return places, notes
 
 
 class Table:
     """An open table, without access to files."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, n_rows: int) -> None:
-        self.connection, self.n_rows = connection, n_rows
+    def __init__(self, connection: duckdb.DuckDBPyConnection, n_rows: int, notes: Sequence[str]) -> None:
+        """`notes`: what was done to names and values."""
+        self.connection, self.n_rows, self.notes = connection, n_rows, notes
 
     def rows(self, sql: str, view: str, where: str = "true") -> list[tuple[Any, ...]]:
         """The number of each row of a view, in order, and `sql` of it. Raises ValueError, one line."""
@@ -69,7 +163,7 @@ class Table:
 
     def _answer(self, sql: str) -> list[tuple[Any, ...]]:
         try:
-            with read_only(self.connection), after(SECONDS, self.connection.interrupt):
+            with limited(SECONDS), read_only(self.connection), after(SECONDS, self.connection.interrupt):
                 return self.connection.execute(sql).fetchall()
         except duckdb.Error as error:
             raise ValueError(one_line(error)[:300]) from None
@@ -80,70 +174,58 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def header(path: Path) -> list[str]:
-    """The columns of a table. Raises ValueError, one line."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} does not exist; name a table")
-    refuse_empty(path)
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read; cut it")
-    with _errors_of(path):
-        names = _names(path, path.suffix.lower())
-        if not names:
-            raise ValueError("there are no columns; name a table that has some")
-        if len(names) > MAX_COLUMNS:
-            raise ValueError(f"it has {len(names):,} columns; at most {MAX_COLUMNS:,} are read; leave some out")
-        if twice := [name for name, n in Counter(names).items() if n > 1]:
-            raise ValueError(f"the column {twice[0]!r} is twice in its header; rename one of them")
-        return names
-
-
 @contextmanager
-def open_table(path: Path, columns: Collection[str], names: Sequence[str]) -> Generator[Table]:
-    """A table with `names` in its header, of which `columns` are read. Raises ValueError, one line."""
-    if twice := [name for name, n in Counter(map(str.lower, columns)).items() if n > 1]:
-        raise ValueError(f"the columns named {twice[0]!r} differ in upper case only; rename one of them")
+def open_table(texts: Texts) -> Generator[Table]:
+    """The table without access to files; blanks around its values are left out. Raises ValueError, one line."""
+    columns = [name for name in texts.columns.column_names if name != _NOTHING]
     with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
-        with _errors_of(path), after(SECONDS, connection.interrupt):
-            table = Table(connection, _read(connection, path, columns, names))
+        with _errors_of(texts.source), after(SECONDS, connection.interrupt):
+            connection.register("given", texts.columns)
+            values = [f"nullif(trim({quoted(name)}, '{_BLANKS}'), '') AS {quoted(name)}" for name in columns]
+            counts = [f"count(*) FILTER (trim({quoted(name)}, '{_BLANKS}') != {quoted(name)})" for name in columns]
+            n_rows, *blank = connection.execute(f"SELECT {', '.join(['count(*)', *counts])} FROM given").fetchone() or (
+                0,
+            )
+            selected = ", ".join([f"row_number() OVER () AS {ROW}", *values])
+            connection.execute(f"CREATE TABLE texts AS SELECT {selected} FROM given")
+            connection.unregister("given")
             lock(connection)
+            notes = [
+                f"blanks around {counted(n, 'value')} of {name!r} left out"
+                for name, n in zip(columns, blank, strict=True)
+                if n
+            ]
+            table = Table(connection, n_rows, [*texts.notes, *notes])
             _make_views(table, columns)
         yield table
 
 
 @contextmanager
-def _errors_of(path: Path) -> Generator[None]:
+def _errors_of(source: Path | str) -> Generator[None]:
     try:
         yield
-    except UnicodeError as error:
-        raise unreadable(path, error) from None
+    except (UnicodeError, NotRegularError) as error:
+        raise unreadable(Path(source), error) from None
     except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which the user cannot change
         limit = FENCES["memory_limit"]
-        raise ValueError(f"{str(path)!r} cannot be read: its mapped columns need more than {limit} of memory") from None
+        raise ValueError(
+            f"{str(source)!r} cannot be read: its mapped columns need more than {limit} of memory"
+        ) from None
     except (ValueError, OSError, duckdb.Error) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {one_line(error)[:300]}") from None
+        raise ValueError(f"{str(source)!r} cannot be read: {one_line(error)[:300]}") from None
 
 
-def _names(path: Path, suffix: str) -> list[str]:
+def _names(connection: duckdb.DuckDBPyConnection, content: bytes, file: str, suffix: str) -> list[str]:
+    """The names in a table's header, or the keys of its objects, in order."""
     if suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(io.BytesIO(content))
         _check_rows(metadata.num_rows)  # before reading: the rows may be far larger than the file
         return metadata.schema.to_arrow_schema().names
-    with _as_utf8(path) as file:
-        if suffix in _DELIMITERS:
-            with open(file, encoding="utf-8", newline="") as lines:
-                return next(csv.reader(lines, delimiter=_DELIMITERS[suffix]), [])
-        with closing(duckdb.connect(config=FENCES)) as connection, after(SECONDS, connection.interrupt):
-            return _keys(connection, file, suffix)
-
-
-def _keys(connection: duckdb.DuckDBPyConnection, file: Path, suffix: str) -> list[str]:
-    """The keys of the objects in a JSON file, in order."""
-    connection.execute(f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [str(file)])
+    if suffix in _DELIMITERS:
+        return next(csv.reader(io.StringIO(content.decode(), newline=""), delimiter=_DELIMITERS[suffix]), [])
+    connection.execute(f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [file])
     n_rows, names = 0, dict[str, None]()
     while (row := connection.fetchone()) and len(names) <= MAX_COLUMNS:
         n_rows += 1
@@ -163,49 +245,40 @@ def _json(suffix: str) -> str:
     return f"(FROM read_json_objects($1, format='{format}') LIMIT {MAX_ROWS + 1})"
 
 
-@contextmanager
-def _as_utf8(path: Path) -> Generator[Path]:
-    """The text file, or without its byte order mark a copy in UTF-8. Raises UnicodeError."""
-    content = path.read_bytes()
-    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
-    text = content.decode(encoding)
-    if encoding == "utf-8":
-        yield path
-        return
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=path.suffix) as copy:
-        copy.write(text)
-        copy.flush()
-        yield Path(copy.name)
-
-
-def _read(connection: duckdb.DuckDBPyConnection, path: Path, columns: Collection[str], names: Sequence[str]) -> int:
-    """Make the table `texts`; its number of rows."""
-    suffix, given = path.suffix.lower(), list[str]()
-    positions = [f"c{index}" for index in range(len(names))]  # names may differ in upper case only
+def _read(
+    connection: duckdb.DuckDBPyConnection, file: str, suffix: str, raw: Sequence[str], places: Mapping[str, int]
+) -> pa.Table:
+    """The columns at these places of the header, as text."""
+    given, positions = list[str](), [f"c{place}" for place in range(len(raw))]  # names may differ in upper case only
+    values = [positions[place] for place in places.values()]
     if suffix in (".json", ".jsonl"):
-        source, values = _json(suffix), [f"json ->> ${index + 2}" for index in range(len(columns))]
-        given = ['$."' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in columns]
+        source, values = _json(suffix), [f"json ->> ${number + 2}" for number in range(len(places))]
+        given = ['$."' + raw[place].replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places.values()]
     elif suffix == ".parquet":
-        source = f"read_parquet($1) AS given({', '.join(positions)})"
-        values = [f"CAST(c{names.index(name)} AS VARCHAR)" for name in columns]
+        source = f"read_parquet($1, hive_partitioning=false) AS given({', '.join(positions)})"
+        values = [f"CAST({value} AS VARCHAR)" for value in values]
     else:
         types = ", ".join(f"'{position}': 'VARCHAR'" for position in positions)
         source = f"read_csv($1, delim=E{_DELIMITERS[suffix]!r}, {_QUOTES}, columns={{{types}}})"
-        values = [f"c{names.index(name)}" for name in columns]
-    selected = ", ".join(f"{value} AS {quoted(name)}" for value, name in zip(values, columns, strict=True))
-    rows = f"SELECT {selected or 'NULL AS nothing'} FROM {source} LIMIT {MAX_ROWS + 1}"
-    with nullcontext(path) if suffix == ".parquet" else _as_utf8(path) as file:
-        connection.execute(
-            f"CREATE TABLE texts AS SELECT row_number() OVER () AS {ROW}, * FROM ({rows})", [str(file), *given]
-        )
-    ((n_rows,),) = connection.execute("SELECT count(*) FROM texts").fetchall()
-    _check_rows(n_rows)
-    return n_rows
+    selected = ", ".join(f"{value} AS {quoted(name)}" for value, name in zip(values, places, strict=True))
+    rows = f"SELECT {selected or f'NULL::VARCHAR AS {quoted(_NOTHING)}'} FROM {source} LIMIT {MAX_ROWS + 1}"
+    connection.execute(f"CREATE TABLE texts AS {rows}", [file, *given])
+    table = connection.table("texts").to_arrow_table()
+    _check_rows(table.num_rows)
+    return table
 
 
 def _check_rows(n: int) -> None:
     if n > MAX_ROWS:
         raise ValueError(f"it has more than {MAX_ROWS:,} rows, the limit; a row must be a run, not a step of one")
+
+
+def by_value(text: str) -> str:
+    """One text for a value however its file writes it: '1' for 1.0 and 01, 'true' for True."""
+    if number := re.fullmatch(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?", text):
+        sign, whole, fraction = number.groups()
+        return "-" * (sign == "-") + whole + (f".{fraction}" if fraction else "")
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def number_of(name: str) -> str:

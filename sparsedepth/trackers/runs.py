@@ -4,17 +4,17 @@ DIR/trackers/sent-TRACKER.json lists the run_ids sent to each place; a run is ad
 run in the tracker that is not listed is incomplete (the process was killed): it is removed there and sent again. So is
 a listed run that the tracker no longer has. Only one process at a time sends to a tracker.
 
-Those that a tracker has are the table that `import` reads (`store.import_table`), one run per row:
+Those that a tracker has are read in a child process, as the table for `import` (`store.import_table`), a run per row:
 
     id  name  status  project  config.NAME ...  metrics.NAME ...
 
 `status` is finished, failed or unfinished, and missing where the tracker does not tell; a metric is its last value. A
 nested configuration has names with dots. Values whose name is that of a secret are left out."""
 
+import hashlib
 import importlib
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -23,12 +23,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import write_json
+from sparsedepth.outside import SECONDS, in_child
 from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import Store, open_store
+from sparsedepth.store.table_file import MAX_ROWS, Choose, Texts, named, read_texts
 from sparsedepth.sweep.status import scan
 
 PLACES = {
@@ -170,65 +174,73 @@ class LoggedRun:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-@contextmanager
-def as_table(source: str, table_map: Mapping[str, Any]) -> Generator[Path]:
-    """The file of a table, or of the runs behind TRACKER:PLACE. Raises ValueError, one line; what is raised in its
-    context names the source, not the file."""
-    tracker, _, place = source.partition(":")
+def read_source(source: Path | str, choose: Choose, table_map: Mapping[str, Any], seconds: float = SECONDS) -> Texts:
+    """The chosen columns of a table, or of the runs behind TRACKER:PLACE, which are read in a process of its own that
+    is ended after so many seconds without a run. Raises ValueError, one line."""
+    tracker, _, place = str(source).partition(":")
     if tracker not in PLACES or Path(source).exists():
-        yield Path(source)
-        return
-    shown = without_password(source)
-    runs = _read(tracker, place, shown)
+        return read_texts(Path(source), choose, seconds)
+    shown = without_password(str(source))
+    rows = in_child(lambda: _rows(tracker, place, shown), shown, seconds)
+    runs: list[dict[str, str | None]] = [json.loads(row) for row in rows]
     if not runs:
         raise ValueError(f"{shown} has no runs; give {PLACES[tracker]}")
+    if len(runs) > MAX_ROWS:
+        raise ValueError(f"{shown} has more than {MAX_ROWS:,} runs, the limit; name a part of it")
     _check(runs, shown, table_map)
-    with tempfile.TemporaryDirectory() as folder:
-        name = re.sub(r"[^\w.-]+", "-", Path(without_password(place)).name)[:100]
-        path = Path(folder, f"{tracker}-{name}.jsonl")
-        path.write_text("".join(f"{json.dumps(dict(_flat(vars(run))))}\n" for run in runs), encoding="utf-8")
-        try:
-            yield path
-        except ValueError as error:
-            text = str(error).replace(repr(str(path)), shown).replace(str(path), shown)
-            text = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({runs[int(row[1]) - 1].id})", text)
-            raise ValueError(text) from None
+    places, notes = named([*dict.fromkeys(name for run in runs for name in run)])
+    return Texts(
+        source=shown,
+        name=f"{tracker}-{re.sub(r'[^.A-Za-z0-9_-]+', '-', Path(without_password(place)).name)[:100]}",
+        sha256=hashlib.sha256(b"\n".join(rows)).hexdigest(),
+        names=[*places],
+        columns=pa.table({name: pa.array([run.get(name) for run in runs], pa.string()) for name in choose([*places])}),
+        notes=notes,
+        ids=[str(run["id"]) for run in runs],
+    )
 
 
-def _read(tracker: str, place: str, shown: str) -> list[LoggedRun]:
+def _rows(tracker: str, place: str, shown: str) -> Iterator[bytes]:
+    """Each run as JSON, one object of texts."""
     try:
-        return [*importlib.import_module(f"sparsedepth.trackers.{tracker}").read(place)]
+        for run in importlib.import_module(f"sparsedepth.trackers.{tracker}").read(place):
+            yield json.dumps(flat(vars(run))).encode()
     except ImportError as error:
         raise ValueError(f"{shown} needs a package that is missing ({error}): pip install {tracker}") from None
-    except MemoryError:
-        raise
     except Exception as error:  # whatever a tracker's package raises for files that are damaged, or not its own
         raise ValueError(f"{shown} cannot be read: {cause_of(error)}") from error
 
 
-def _check(runs: Sequence[LoggedRun], shown: str, table_map: Mapping[str, Any]) -> None:
+def _check(runs: Sequence[Mapping[str, Any]], shown: str, table_map: Mapping[str, Any]) -> None:
     """Raises ValueError for two runs of one id, and for runs without an end in a map that does not look at status."""
-    if twice := [id for id, n in Counter(run.id for run in runs).items() if n > 1]:
+    if twice := [id for id, n in Counter(run["id"] for run in runs).items() if n > 1]:
         raise ValueError(f"{shown} has two runs with the id {twice[0]!r}; move one of them away")
-    cut = [run for run in runs if run.status in ("failed", "unfinished")]
+    cut = [run for run in runs if run["status"] in ("failed", "unfinished")]
     if cut and not re.search(r"\bstatus\b", json.dumps([table_map.get("where"), table_map.get("fields")])):
-        whole = "status == 'finished'" if any(run.status == "finished" for run in runs) else "status is null"
+        whole = "status == 'finished'" if any(run["status"] == "finished" for run in runs) else "status is null"
         raise ValueError(
-            f"{shown}: {len(cut)} of {len(runs)} runs did not finish, such as {cut[0].id} ({cut[0].status}), so their "
-            f"last values are not final; choose in the map, such as where: {whole}"
+            f"{shown}: {len(cut)} of {len(runs)} runs did not finish, such as {cut[0]['id']} ({cut[0]['status']}), so "
+            f"their last values are not final; choose in the map, such as where: {whole}"
         )
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | None]]:
-    """(name with dots, text), without secrets, images and tables, and what the tracker adds itself."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if str(key).startswith("_") or SECRET.search(name):
+def flat(values: Mapping[str, Any]) -> dict[str, str | None]:
+    """Texts by names with dots, without secrets, images and tables, and what the tracker adds itself. Raises ValueError
+    for two values of one such name."""
+    found: dict[str, str | None] = {}
+    inner = [(str(key), str(key), value) for key, value in reversed([*values.items()])]
+    while inner:  # no recursion: keys may be nested deeply
+        key, name, value = inner.pop()
+        if key.startswith("_") or SECRET.search(name):
             continue
-        if not isinstance(value, Mapping):
-            yield name, value if value is None or isinstance(value, str) else json.dumps(value, default=str)
-        elif "_type" not in value:
-            yield from _flat(value, f"{name}.")
+        if isinstance(value, Mapping):
+            if "_type" not in value:
+                inner += [(str(key), f"{name}.{key}", below) for key, below in reversed([*value.items()])]
+            continue
+        if name in found:
+            raise ValueError(f"the name {name!r} is twice in one run, also as a key with dots; rename one of them")
+        found[name] = value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+    return found
 
 
 def cause_of(error: Exception) -> str:

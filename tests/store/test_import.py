@@ -24,7 +24,7 @@ from sparsedepth.store.fences import FENCES, limited
 from sparsedepth.store.import_table import import_table
 from sparsedepth.store.packs import open_pack
 from sparsedepth.store.subject import buildable
-from sparsedepth.store.table_file import MAX_ROWS, header as header_of, open_table
+from sparsedepth.store.table_file import MAX_ROWS, open_table, read_texts
 
 MAP = """
 source: a paper
@@ -139,7 +139,7 @@ def test_na_is_a_missing_number_and_a_text(tmp_path):
 def test_a_column_may_be_called_row_number(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("row_number,loss\n5,2.5\n5,bad\n")
-    with open_table(path, ["row_number"], header_of(path)) as table:
+    with open_table(read_texts(path, lambda names: ["row_number"])) as table:
         assert table.rows("row_number", "texts") == [(1, "5"), (2, "5")]
 
 
