@@ -18,6 +18,7 @@ LEVELS = [
     {"quantities"},
     {"words"},
     {"files"},
+    {"outside"},
     {"config"},
     {"model", "data", "store"},
     {"train", "probe", "plan", "effects"},

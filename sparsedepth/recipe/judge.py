@@ -180,7 +180,7 @@ def _read(path: Path, given: Mapping[str, str]) -> tuple[dict[str, str], pd.Data
     return names, runs, table.notes
 
 
-def _used(runs: pd.DataFrame, pairs: Mapping[str, "Pair"], baseline: str) -> str:
+def _used(runs: pd.DataFrame, pairs: Mapping[str, "JudgedPair"], baseline: str) -> str:
     """'10 of 12 runs, 2 without a loss'."""
     budgets = {(name, pair.budget) for name, pair in pairs.items()} | {(baseline, p.budget) for p in pairs.values()}
     has_loss = runs["loss"].notna()

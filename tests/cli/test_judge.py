@@ -208,3 +208,72 @@ def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
     path.write_text(text)
     _, err = command("judge", path, *arguments, code=2)
     assert reason in err and err.count("\n") == 1
+
+
+def seeds_written(path, own, base="{}"):
+    """Five seeds of the baseline and of a variant that is better, each side's seeds written in its way."""
+    rows = [
+        (n, s, 3 + s / 10 - 0.05 * (n == "lns") + s * s / 1e4 * (n == "lns"))
+        for n in ("baseline", "lns")
+        for s in range(5)
+    ]
+    lines = [f"{n},{(own if n == 'lns' else base).format(s)},{loss}" for n, s, loss in rows]
+    path.write_text("\n".join(["variant,seed,val_loss", *lines]))
+    return path
+
+
+@pytest.mark.parametrize("form", ["{}.0", "0{}", " {} ", "{}.00", "+{}"])
+def test_seeds_are_compared_by_value(tmp_path, form):
+    found, plain = (judge(seeds_written(tmp_path / "runs.csv", own)) for own in (form, "{}"))
+    assert found.is_paired and found.table == plain.table and found.verdict == "better"
+
+
+def test_steps_of_wandb_are_no_budget(tmp_path):
+    frame = pd.read_csv(table(tmp_path / "runs.csv", np.random.default_rng(1), [-0.05]))
+    wanted = judge(tmp_path / "runs.csv").table
+    frame.assign(_step=range(1000, 1000 + len(frame)), _runtime=1).to_csv(tmp_path / "runs.csv", index=False)
+    found = judge(tmp_path / "runs.csv")
+    assert found.table == wanted and "budget" not in found.columns
+    assert judge(tmp_path / "runs.csv", {"budget": "step"} if "step" in frame else {}).table == wanted
+
+
+def test_evaluations_of_one_run_are_no_seeds(tmp_path):
+    lines = [
+        f"{name},{1e18 * (1 + k / 500):.6g},{loss + k * k / 1e4 * loss}"
+        for name, loss in (("baseline", 3), ("new", 2.9))
+        for k in range(5)
+    ]
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(["variant,flops,loss", *lines]))
+    with pytest.raises(ValueError, match=r"no column tells runs apart.*--column seed=NAME"):
+        judge(path)
+    path.write_text("\n".join(["variant,flops,loss,which", *(f"{line},{n % 5}" for n, line in enumerate(lines))]))
+    with pytest.raises(ValueError, match="no column tells runs apart"):
+        judge(path)
+    assert judge(path, {"seed": "which"}).verdict == "better", "the advice works"
+    same = [line.replace(line.split(",")[1], "1e18") for line in lines]
+    path.write_text("\n".join(["variant,flops,loss", *same]))
+    assert judge(path).verdict == "better", "runs at one budget need no name"
+
+
+@pytest.mark.parametrize("column", ["seed", "none"])
+def test_the_order_of_rows_says_nothing(tmp_path, column):
+    frame = pd.read_csv(budgets(tmp_path / "runs.csv", seeds=(3, 4, 5))).rename(columns={"seed": column})
+    answers = []
+    for draw in range(3):
+        frame.sample(frac=1, random_state=draw).to_csv(tmp_path / "runs.csv", index=False)
+        answers.append(judge(tmp_path / "runs.csv"))
+    assert len({str(answer) for answer in answers}) == 1
+
+
+def test_it_says_what_it_used(command, tmp_path):
+    path = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0], seeds=4)
+    frame = pd.read_csv(path)
+    frame.loc[[1, 6], "val_loss"] = np.nan
+    frame.rename(columns={"name": "name "}).assign(**{"": np.nan}).to_csv(path, index=False)
+    out, _ = command("judge", path)
+    assert (
+        "used: 10 of 12 runs, 2 without a loss; 1 column without a name left out; blanks around 1 name left out, "
+        "such as 'name'" in " ".join(out.split())
+    )
+    assert judge(budgets(path, seeds=(0, 1, 2))).used == "6 of 18 runs, 12 at budgets that are not compared"
