@@ -16,11 +16,11 @@ from script import read_runs, run_script
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.effects.text import of_knob
-from sparsedepth.effects.verdict import size_text
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.effects import size_text
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.table import fitted_table
 

@@ -34,7 +34,6 @@ from sparsedepth.store.schema import stored_value
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
-from sparsedepth.words.plain_text import counted
 from sparsedepth.words.values import assignment
 
 BASELINE = "baseline"
@@ -71,10 +70,8 @@ class Cells:
     """The outcomes by which tuning chose."""
     is_one_budget: bool = False
     """Whether the rows are those of one of several budgets at each depth."""
-    budget_text: str = ""
-    """Which of several budgets the rows are of, and what was left out; '' with all."""
-    other_scoring: frozenset[int] = frozenset()
-    """The depths with runs that are left out, as they were scored in another way."""
+    other_scoring: tuple[int, ...] = ()
+    """The depths of the runs that are left out, as they were scored in another way."""
     _others: dict[str, "Cells"] = field(init=False, default_factory=dict)
 
     def of_outcome(self, outcome: str) -> "Cells":
@@ -96,17 +93,14 @@ class Cells:
         return self.tuned[0] if self.tuned else ""
 
     @property
+    def is_measured(self) -> bool:
+        """In any run."""
+        return bool(self.rows["value"].notna().any())
+
+    @property
     def changes(self) -> dict[str, Changes]:
         """Setting -> the fields that differ from the baseline, with their values."""
         return dict(zip(self.rows["setting"], self.rows["changes"], strict=True))
-
-    def why_no_baseline(self, depth: int) -> str:
-        """Why no run of the baseline is compared at a depth."""
-        if ((self.rows["n_layers"] == depth) & (self.rows["setting"] == BASELINE)).any():
-            return f"the baseline has no {self.outcome} at this depth"
-        if depth in self.other_scoring:
-            return "the baseline was scored in another way than most runs at this depth; name fewer folders"
-        return "the baseline was not run at this depth in these folders"
 
     @property
     def is_tuned(self) -> bool:
@@ -120,18 +114,26 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     Raises ValueError for an outcome that is no number of `runs`."""
     unit = unit_of(outcome, runs)
     runs = of_trained = without_measured_models(runs)
-    results = result_rows(runs)
     records = _records(runs)
-    settings = _settings(results if results.empty else runs, records)
-    budget_text = ""
-    if is_one_budget := settings is not None and not every_budget and _has_budgets(results, settings):
-        budget_text = f"several {BUDGET} were run: effects at that of most settings (--as speedup has all)"
+    settings = _settings(runs, records)
+    if is_one_budget := settings is not None and not every_budget and _has_budgets(result_rows(runs), settings):
         runs = _one_budget(runs, settings, records)
-        results = result_rows(runs)
-        settings = _settings(results if results.empty else runs, records)
-    changes = {cell: _changes(settings, record) for cell, record in records.items()}
-    labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
+        settings = _settings(runs, records)
     tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
+    rows = _rows(runs, {cell: _changes(settings, record) for cell, record in records.items()}, outcome, tuned)
+    alike = _scored_alike(rows, runs, ["n_layers", "setting"] if every_budget else ["n_layers"])
+    return Cells(
+        runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
+        tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(result_rows(runs)),
+        is_one_budget=is_one_budget, other_scoring=tuple(rows.loc[rows.index.difference(alike.index), "n_layers"]),
+    )  # fmt: skip
+
+
+def _rows(
+    runs: pd.DataFrame, changes: Mapping[str, Mapping[str, Any]], outcome: str, tuned: Sequence[str]
+) -> pd.DataFrame:
+    """The columns of `Cells.rows` but the role. A run at a value that tuning rejected in a second field has no row."""
+    labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     loss = loss_of(runs)
     lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
     rows = pd.DataFrame(
@@ -142,25 +144,14 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
             "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
             "lr": lr.where(lr > 0),  # an imported value of 0 has no logarithm
             "seed": runs["seed"].fillna(-1).astype(int),
-            "tuning": runs["tuning"] if "tuning" in runs.columns else None,
+            "tuning": runs.get("tuning"),
             "value": values_of(runs, outcome),
             "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
-    if len(tuned) > 1:
-        rows = rows[~rows["tuning"].isin(["rejected"])]
-    alike = _scored_alike(rows, runs, ["n_layers", "setting"] if every_budget else ["n_layers"])
-    if n_left_out := len(rows) - len(alike):
-        left_out = f"{counted(n_left_out, 'run')} scored in another way than most are left out"
-        budget_text = "; ".join(filter(None, (budget_text, left_out)))
-    return Cells(
-        runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
-        tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
-        is_one_budget=is_one_budget, budget_text=budget_text,
-        other_scoring=frozenset(rows.loc[rows.index.difference(alike.index), "n_layers"]),
-    )  # fmt: skip
+    return rows[~rows["tuning"].isin(["rejected"])] if len(tuned) > 1 else rows
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:
@@ -209,13 +200,16 @@ def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _settings(results: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings | None:
-    first = results.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields"])
+def _settings(runs: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings | None:
+    """Of the configurations with a result; None without any."""
+    if result_rows(runs).empty:
+        return None
+    first = runs.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields"])
     configurations = [
         Configuration(cell_id=cell, tuned=frozenset(parse_tuned_fields(text)), knobs=records[cell])
         for cell, text in zip(first["cell_id"], first["tuned_fields"], strict=True)
     ]
-    return settings_of(configurations) if configurations else None
+    return settings_of(configurations)
 
 
 def _changes(settings: Settings | None, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,12 +274,11 @@ def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str]) -> 
         return rows
     how = runs.loc[rows.index, varying].astype(str).fillna("").agg("\x1f".join, axis=1)
     of_baseline = {*how[rows["setting"] == BASELINE]}
-
-    def most(texts: pd.Series) -> str:
-        counts = texts.value_counts()
-        return min(counts.index, key=lambda text: (-counts[text], text not in of_baseline, text))
-
-    return rows[how == how.groupby([rows[name] for name in by]).transform(most)]
+    texts = how.groupby([rows[name] for name in by])
+    most = texts.transform(
+        lambda of: min(of.value_counts().items(), key=lambda each: (-each[1], each[0] not in of_baseline, each[0]))[0]
+    )
+    return rows[how == most]
 
 
 def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
@@ -322,8 +315,14 @@ class CellRuns:
         return fresh_N if fresh_N.any() else at_N
 
     @cached_property
-    def n_lr(self) -> int:
-        return len(np.unique(self.lr_N[~np.isnan(self.lr_N)]))
+    def tried(self) -> list[float]:
+        """The values of the tuned field, ascending."""
+        return np.unique(self.lr_N[~np.isnan(self.lr_N)]).tolist()
+
+    @property
+    def diverged_lr(self) -> set[float]:
+        """The values, but for the chosen one, with a run that diverged."""
+        return {*self.lr_N[self.diverged_N].tolist()} - {self.lr}
 
     @cached_property
     def results(self) -> dict[int, float]:
@@ -354,6 +353,8 @@ class CellRuns:
 class Depth:
     depth: int
     cells: dict[str, CellRuns]
+    unmeasured: list[str]
+    """Settings none of whose runs has the outcome, or diverged."""
     order: list[str]
     """The cells of the fit: the tuned ones, or else those with results."""
     has_curves: bool
@@ -367,54 +368,47 @@ class Depth:
 
 
 def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
-    arrays = {name: rows[name].to_numpy() for name in rows.columns}
-    setting_N = arrays["setting"]
-    settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))
-    found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in settings]
-    of = {cell.setting: cell for cell in found if cell is not None}
-    tuned = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1 and cell.at_lr(cell.lr)]
-    order = tuned or [setting for setting, cell in of.items() if cell.results]
-    sign = quantities.sign(cells.outcome)
-    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, order=order, has_curves=bool(tuned), sign=sign)
+    runs = {str(name): own for name, own in rows.groupby("setting")}
+    order = sorted(runs, key=lambda name: (name != BASELINE, name))
+    unmeasured = [name for name in order if not (runs[name]["value"].notna() | runs[name]["diverged"]).any()]
+    of = {name: _cell_runs(name, runs[name]) for name in order if name not in unmeasured}
+    tuned = [setting for setting, cell in of.items() if cells.is_tuned and len(cell.tried) > 1 and cell.at_lr(cell.lr)]
+    return Depth(
+        depth=int(rows["n_layers"].iloc[0]), cells=of, unmeasured=unmeasured, sign=quantities.sign(cells.outcome),
+        order=tuned or [setting for setting, cell in of.items() if cell.results], has_curves=bool(tuned),
+    )  # fmt: skip
 
 
-def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
-    """None for a cell none of whose runs has an outcome or diverged."""
-    value_N, diverged_N, lr_N = (arrays[name] for name in ("value", "diverged", "lr"))
-    if np.isnan(value_N).all() and not diverged_N.any():
-        return None
+def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
+    arrays = {str(name): column.to_numpy() for name, column in rows.items()}
     cell = CellRuns(
-        setting=arrays["setting"][0], changes=arrays["changes"][0], lr_N=lr_N, seed_N=arrays["seed"],
-        value_N=value_N, diverged_N=diverged_N, is_tuning_N=arrays["role"] == "tuning",
+        setting=setting, changes=arrays["changes"][0], lr_N=arrays["lr"], seed_N=arrays["seed"],
+        value_N=arrays["value"], diverged_N=arrays["diverged"], is_tuning_N=arrays["role"] == "tuning",
         costs={name: arrays[name] for name in COSTS if name in arrays},
     )  # fmt: skip
-    tried = np.unique(lr_N[~np.isnan(lr_N)]).tolist()
-    if tried:
+    if tried := cell.tried:
         chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
         cell.was_tuned = bool(chosen_N.any())
-        chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(lr_N)) if each_N.any())
-        losses = {lr: arrays["loss"][chosen_N & (lr_N == lr)] for lr in tried}  # the same choice for each outcome
-        means = {lr: of_lr[~np.isnan(of_lr)].mean() for lr, of_lr in losses.items() if not np.isnan(of_lr).all()}
-        cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
-        if len(tried) > 1:
-            cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "")
+        chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(cell.lr_N)) if each_N.any())
+        losses = rows[chosen_N].groupby("lr")["loss"].agg(["size", "mean"]).reindex(tried, fill_value=0)
+        # Most runs, of these the lowest loss: the same choice for each outcome.
+        cell.lr = min(tried, key=lambda lr: (-losses["size"][lr], losses["mean"].fillna(math.inf)[lr]))
+        cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "") if len(tried) > 1 else ""
     return cell
 
 
 def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit | None:
     """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
     is the negative's. `apart` keeps the seeds of each cell its own, as those of cells of different depths are."""
-    gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
-    step = float(np.median(gaps))
-    rows: list[tuple[int, float, int, float, bool]] = []
+    step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
+    parts = []
     for number, cell in enumerate(cells):
-        bad = set(cell.lr_N[cell.diverged_N]) - {cell.lr}
-        for lr in np.unique(cell.lr_N[~np.isnan(cell.value_N)]):
-            u = math.log(lr / cell.lr) / step
-            for is_tuning in (False, True) if lr not in bad else ():
-                values = cell.by_seed((cell.lr_N == lr) & (cell.is_tuning_N == is_tuning))
-                rows += [(number, u, seed + number * apart, -sign * value, is_tuning) for seed, value in values.items()]
-        if not any(row[0] == number and row[1] == 0 for row in rows):
-            return None
-    found = fit(*map(np.array, zip(*rows, strict=True)))
-    return replace(found, value_GC=-sign * found.value_GC) if found else None
+        y_N = np.where(np.isin(cell.lr_N, [*cell.diverged_lr]), np.nan, -sign * cell.value_N)
+        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N + number * apart
+        parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
+    rows = pd.concat(parts).dropna()
+    if rows.loc[rows["u"] == 0, "cell"].nunique() < len(cells):
+        return None
+    means = rows.groupby(["cell", "u", "seed", "tuning"], as_index=False)["y"].mean()
+    found = fit(*(means[name].to_numpy() for name in ("cell", "u", "seed", "y", "tuning")))
+    return found and replace(found, values=found.values._replace(mean_GC=-sign * found.values.mean_GC))

@@ -37,8 +37,9 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import Effect, as_records, compared, setting_effects
-from sparsedepth.effects.verdict import ALPHA, adjusted
+from sparsedepth.effects.verdict import adjusted
 from sparsedepth.quantities import of_stage
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss

@@ -29,6 +29,7 @@ from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.effects import no_baseline, no_interval, unmeasured
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
@@ -43,6 +44,7 @@ SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
 BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
+SIDES = ("the setting", "the baseline")
 OWN_LR = "own lr"
 _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
@@ -137,15 +139,18 @@ def as_records(effects: pd.DataFrame) -> list[Effect]:
 def _settings(cells: Cells, at: Depth) -> list[Row]:
     baseline = at.cells.get(BASELINE)
     rows = []
-    for side in at.cells.values():
-        if side is baseline:
+    for name in (*at.cells, *(at.unmeasured if cells.is_measured else ())):
+        if name == BASELINE:
             continue
-        row = _row(cells, at, "setting", side, baseline)
+        if name not in at.cells:
+            rows.append(Row(fields=_fields("setting", name, at.depth) | {"reason": unmeasured(cells.outcome)}))
+            continue
+        rows.append(row := _row(cells, at, "setting", at.cells[name], baseline))
         if baseline is None:
-            row.fields["reason"] = cells.why_no_baseline(at.depth)
+            other_scoring = at.depth in cells.other_scoring
+            row.fields["reason"] = no_baseline(cells.outcome, BASELINE in at.unmeasured, other_scoring)
         else:
-            _estimate(cells, at, row, side, baseline)
-        rows.append(row)
+            _estimate(cells, at, row, at.cells[name], baseline)
     return rows
 
 
@@ -200,7 +205,7 @@ def _fields(question: str, setting: str, depth: int | None) -> dict[str, Any]:
 
 def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellRuns) -> None:
     """The contrast of two cells: at each side's own lr, or at the one lr at which either was run."""
-    fixed = [each for each in (side, baseline) if each.n_lr == 1 and not each.was_tuned]
+    fixed = [each for each in (side, baseline) if len(each.tried) == 1 and not each.was_tuned]
     if fixed and side.lr != baseline.lr:
         lr = fixed[0].lr
         row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
@@ -216,27 +221,18 @@ def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: s
     row.fields |= {"seeds": len(own), "seeds_baseline": len(other)}
     found = fit_of([own, other]) if own.keys() & other.keys() else None
     if found is None:
-        row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own, other, where)}
+        _leave_open(row, own, other, where)
         return
     row.contrast, row.shared = found.effect(0, 1), found.share_of_baseline(0, 1)
     lost = row.fields["diverged"], row.fields["diverged_baseline"]
     row.sides = Side(name="the setting", diverged=lost[0]), Side(name="the baseline", diverged=lost[1])
 
 
-def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
-    """The mean difference over the seeds of both."""
+def _leave_open(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
+    """No interval: the mean difference over the seeds of both, and the reason."""
     common = own.keys() & other.keys()
-    return sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
-
-
-def _why_not(own: dict[int, float], other: dict[int, float], where: str = "") -> str:
-    if not own or not other:
-        return f"{'the baseline' if own else 'the setting'} was not run{where}, or its runs have no value"
-    if not own.keys() & other.keys():
-        return f"the setting and the baseline have no seed in common{where}"
-    if len(own.keys() & other.keys()) == 1:
-        return f"one seed in common{where}: no interval without a second"
-    return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
+    difference = sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
+    row.fields |= {"estimate": difference, "reason": no_interval(len(own), len(other), len(common), where)}
 
 
 def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
@@ -244,21 +240,23 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     sides = [at.cells[name] for name in weights]
     contrast = _combined(at.fitted, at.order, weights)
     if contrast is None or at.fitted is None:
-        own, other, *more = [side.results for side in sides]
-        row.fields |= {"estimate": None if more else _difference(own, other), "reason": _why_not(own, other)}
+        _leave_open(row, sides[0].results, sides[1].results)
+        row.fields["estimate"] = row.fields["estimate"] if len(sides) == 2 else None
         return
     row.at_equal_lr = _at_equal_lr(cells, sides, [*weights.values()])
     numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
     if len(weights) == 2:
-        outside, other = (float(at.fitted.outside_C[number]) for number in numbers)
-        own = _side(cells, "the setting", sides[0], outside=outside, diverged=sides[0].n_diverged)
-        row.sides = own, _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
+        own, other = (
+            _side(cells, name, side, outside, side.n_diverged)
+            for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
+        )
+        row.sides = own, other
 
 
-def _side(cells: Cells, name: str, side: CellRuns, **known: Any) -> Side:
+def _side(cells: Cells, name: str, side: CellRuns, outside: float = 0.0, diverged: int = 0) -> Side:
     lr = f"{cells.field} {side.lr:g}" if cells.field else ""
-    return Side(name=name, lr=lr, edge=side.edge if cells.is_tuned else "", **known)
+    return Side(name=name, lr=lr, edge=side.edge if cells.is_tuned else "", outside=outside, diverged=diverged)
 
 
 def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, float]) -> Distribution | None:
@@ -396,9 +394,9 @@ def _depths(cells: Cells) -> list[Row]:
 
 def _choice_variances(cells: Cells, depths: Sequence[Depth]) -> dict[int, float]:
     """What choosing lr adds to the variance of the baseline's value at each depth, by its curves at all of them."""
-    tuned = [at for at in depths if at.cells[BASELINE].n_lr > 1] if cells.is_tuned else []
+    tuned = [at for at in depths if at.cells[BASELINE].tried[1:]] if cells.is_tuned else []
     found = fit_with_curves([at.cells[BASELINE] for at in tuned], sign(cells.outcome), apart=1 << 40) if tuned else None
-    return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.choice_C, strict=True)}
+    return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.values.choice_C, strict=True)}
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:

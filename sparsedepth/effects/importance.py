@@ -16,11 +16,11 @@ from sparsedepth import quantities
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import plain
-from sparsedepth.effects.text import title
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front, search_text
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.effects import title
 from sparsedepth.words.plain_text import counted
 
 if TYPE_CHECKING:

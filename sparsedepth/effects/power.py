@@ -22,7 +22,8 @@ import pandas as pd
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of, unit_of
 from sparsedepth.effects.fit import Fit, fit_of
-from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
+from sparsedepth.effects.verdict import interval_and_detectable, level_of
+from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 
@@ -74,7 +75,7 @@ def pilot_noise(runs: pd.DataFrame, outcome: str) -> PilotNoise:
 def _choice_variance(found: Fit) -> float:
     """What choosing lr adds to the variance of a setting's value: half of its part in an effect, where there is one."""
     if len(found.n_C) == 1:
-        return float(found.choice_C[0])
+        return float(found.values.choice_C[0])
     effect = found.effect(1, 0)
     return (1 - effect.seeds_share) * effect.sd**2 / 2
 

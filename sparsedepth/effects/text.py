@@ -2,21 +2,21 @@
 the terminal and in the report."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth import quantities
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, compared, setting_effects
-from sparsedepth.effects.verdict import ALPHA, POWER, size_text
+from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
+from sparsedepth.words.effects import budget_text, lr_text, nothing_text, setting_text, size_text, title
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.table import fitted_table
 
@@ -48,22 +48,11 @@ def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> s
     if lr and {*effects["at"].dropna()} - {"", OWN_LR}:
         lr += ", or both at the one that was run"
     head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{lr}"]
-    head += [cells.settings.baseline_text if cells.settings else "", cells.budget_text]
+    head += [cells.settings.baseline_text if cells.settings else "", budget_text(cells)]
     notes = paragraph(effects, cells)
     if hidden := int((~is_listed).sum()):
         notes.append(f"{counted(hidden, 'effect')} not shown to change with {cells.field}: listed by --detail")
     return f"{wrapped(filter(None, head))}{table.text}\n{wrapped(notes)}".rstrip("\n")
-
-
-def nothing_text(cells: Cells) -> str:
-    if cells.rows.empty:
-        return "no trained run has finished: there is no effect to show"
-    if cells.settings is None:
-        return f"only tuning runs are complete so far ({cells.n_tuning}): there is no result to compare"
-    if cells.rows["value"].isna().all():
-        return f"{cells.outcome} was measured in no finished run"
-    left_out = f" ({cells.budget_text})" if cells.budget_text else ""
-    return f"all results have one configuration: there is no effect to show{left_out}; run a sweep"
 
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
@@ -79,25 +68,6 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
         "basis": None if known["basis"] == "tokens" else known["basis"],
         "setting": setting_text(row),
     }
-
-
-def lr_text(row: Mapping[str, Any]) -> str | None:
-    """'0.003 -> 0.006', the baseline's first, where the sides differ."""
-    known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if not pd.isna(row[name])]
-    return " -> ".join(dict.fromkeys(known)) or None
-
-
-def setting_text(row: dict[str, Any]) -> str:
-    """'depth_scale=lns beside weight_decay=1': the question of a row."""
-    setting = row["setting"]
-    if row["question"] == "beside":
-        return f"{setting} beside {row['context']}"
-    if row["question"] == "interaction":
-        return f"{setting} with {row['context']}: more than the sum"
-    if row["question"].endswith(" slope"):
-        others = f" (with {row['context']})" if row["context"] else ""
-        return f"{setting}: per doubling of {row['question'].removesuffix(' slope')}{others}"
-    return setting
 
 
 def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
@@ -133,13 +103,6 @@ def narrowing(effects: pd.DataFrame, cells: Cells) -> list[str]:
     return [f"half-widths at {'; '.join(texts)}"]
 
 
-def title(outcome: str, unit: str) -> str:
-    """'val_loss [nat/token], lower is better'."""
-    better = quantities.IN_RUNS[outcome].better
-    bracket = "" if unit in ("", "1") else f" [{'ratio' if unit == 'ln ratio' else unit}]"
-    return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"
-
-
 def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFrame:
     """The rows whose setting changes a field. Raises ValueError for a field that no setting changes."""
     if knob is None:
@@ -151,26 +114,6 @@ def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFra
     if knob not in known or chosen.empty:
         raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(sorted(known))}")
     return chosen
-
-
-def interval_text(effect: Mapping[str, Any], name: str = "", more: str = "") -> str:
-    """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
-    unit = effect["unit"]
-    named = f"{size_text(effect['estimate'], unit, '+')}{unit_text(unit)}"
-    if pd.isna(effect["lo"]) or pd.isna(effect["hi"]):
-        return f"{named} (no interval)"
-    return f"{named} ({name}{size_text(effect['lo'], unit, '+')} to {size_text(effect['hi'], unit, '+')}{more})"
-
-
-def unit_text(unit: str) -> str:
-    """' nat/token'; '' of a number without a unit."""
-    return "" if unit in ("ln ratio", "1", "") else f" {unit}"
-
-
-def effect_sentence(row: Mapping[str, Any]) -> str:
-    """'n_layers=24, depth_scale=lns: val_loss higher, +0.034 nat/token (95% interval +0.018 to +0.051, 5 seeds)'."""
-    size = interval_text(row, "95% interval ", f", {counted(int(row['seeds']), 'seed')}")
-    return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {size}"
 
 
 def equal_loss_lines(cells: Cells) -> Iterator[str]:

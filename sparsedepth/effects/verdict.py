@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr
 
-ALPHA = 0.05
-POWER = 0.8
+from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.words.effects import beyond, more_diverged, size_text
+
 BISECTIONS = 28
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -132,11 +133,6 @@ def interval_and_detectable(contrast: Distribution, level: float) -> tuple[float
     return lo, hi, (high - low + above - below) / 2
 
 
-def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str:
-    """A difference to three digits, or the ratio whose logarithm it is."""
-    return f"{times}{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:{sign}.3g}"
-
-
 def verdict_of(
     estimate: float,
     p: float,
@@ -152,12 +148,10 @@ def verdict_of(
         return "not shown", ""
     if sides:
         winner, loser = sides if estimate * sign > 0 else sides[::-1]
-        if loser.edge:
-            return "not shown", f"{loser.name}'s {loser.lr} is the {loser.edge} tried: its optimum may lie beyond"
-        if loser.outside > 0.5:
-            return "not shown", f"{loser.name}'s optimum probably lies beyond the values tried"
+        if loser.edge or loser.outside > 0.5:
+            return "not shown", beyond(loser)
         if winner.diverged > loser.diverged + 1:
-            return "not shown", f"{winner.diverged} runs of {winner.name} diverged, {loser.diverged} of {loser.name}"
+            return "not shown", more_diverged(winner, loser)
     if equal_lr is None:
         return "lr decides", "no lr was run on both sides"
     if any(estimate * effect <= 0 for effect in equal_lr):

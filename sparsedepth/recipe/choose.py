@@ -25,6 +25,7 @@ from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
 from sparsedepth.store.subject import buildable, import_note, is_imported, unstated
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.effects import budget_text, no_baseline
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -71,7 +72,7 @@ class Evidence:
             return ""
         if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
             return "the baseline of this depth has only tuning runs so far"
-        return self.cells.why_no_baseline(depth)
+        return no_baseline(self.cells.outcome, was_run=False, other_scoring=depth in self.cells.other_scoring)
 
     def label(self, depth: int, changes: Changes) -> str | None:
         """The setting with these changes; None if it was not run at this depth."""
@@ -147,7 +148,7 @@ def derive(
     used = used[used["n_layers"].isin(shown_at or depths)]
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
-        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=found.cells.budget_text,
+        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=budget_text(found.cells),
         unknown=import_note(zip(used["origin"], used["unknown_fields"], strict=True)) if is_imported(used) else "",
         defaulted=unstated(used), tried=found.tried,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of, plain
 from sparsedepth.effects.frame import Effect, as_records, effects_alone, setting_effects
-from sparsedepth.effects.verdict import ALPHA
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.card import (
     Candidate,
     Card,

@@ -13,8 +13,8 @@ import pandas as pd
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct, is_ratio
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_text, lr_text, nothing_text
-from sparsedepth.effects.verdict import ALPHA, POWER, size_text
+from sparsedepth.effects.text import effects_text
+from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -24,6 +24,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.effects import budget_text, lr_text, nothing_text, size_text
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.table import fitted_table
 
@@ -103,7 +104,7 @@ def variance_answer(cells: Cells) -> Answer:
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         cells.settings.baseline_text,
         cells.settings.data_text,
-        cells.budget_text,
+        budget_text(cells),
         caution,
         f"{len(ordered) - len(settings)} more settings: --format csv" if len(ordered) > len(settings) else "",
     ]

@@ -13,7 +13,7 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
-from sparsedepth.effects.text import effect_sentence, evidence_lines, link_heading
+from sparsedepth.effects.text import evidence_lines, link_heading
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
@@ -31,6 +31,7 @@ from sparsedepth.store.packs import is_pack
 from sparsedepth.store.search import search_of, search_text
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.effects import effect_sentence
 from sparsedepth.words.plain_text import counted
 
 UNFINISHED = ("failed", "infeasible", "pruned")

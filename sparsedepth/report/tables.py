@@ -11,15 +11,15 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.effects.text import interval_text, lr_text
-from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
+from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
+from sparsedepth.words.effects import budget_text, interval_text, lr_text, size_text
 from sparsedepth.words.values import plain, readable
 
 RESULTS = (
@@ -176,7 +176,7 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
         ("training FLOPs", "relative to the baseline"),
         ("time", "relative to the baseline, as measured: depends on the load of its machine"),
     ]
-    parts = [f"What to use at each depth, by {cells.outcome}", cells.settings.baseline_text, cells.budget_text]
+    parts = [f"What to use at each depth, by {cells.outcome}", cells.settings.baseline_text, budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
     rows = [

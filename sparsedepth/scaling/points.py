@@ -197,7 +197,7 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
                 found.loc[of_cell, ["effect", "effect_sd"]] = effect.estimate, effect.sd
     for of_depths in depths.values():
         fitted = fit_with_curves([cell for cell, _ in of_depths], sign(loss), apart=1 << 40)
-        for (_, of_cell), variance in zip(of_depths, fitted.choice_C if fitted else (), strict=False):
+        for (_, of_cell), variance in zip(of_depths, fitted.values.choice_C if fitted else (), strict=False):
             found.loc[of_cell, "lr_variance"] = variance
     return found.drop(index=[*other_lr])
 

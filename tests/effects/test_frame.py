@@ -11,7 +11,8 @@ from support.walks import of_effects
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame, setting_effects
-from sparsedepth.effects.text import effects_text, equal_loss_lines, setting_text
+from sparsedepth.effects.text import effects_text, equal_loss_lines
+from sparsedepth.words.effects import budget_text, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
 
@@ -208,7 +209,7 @@ def test_the_order_of_folders_changes_nothing():
 
 def test_a_number_of_the_table_passes_few_files():
     taken = of_effects(tuned(noisy(lambda c: 3.0)), "val_loss")
-    rooms = [room for room in taken.rooms if not room.startswith("config/")]
+    rooms = [room for room in taken.rooms if not room.startswith(("config/", "words/"))]
     assert len(rooms) <= 12, rooms
     assert {("effects/frame.py", "_settings"), ("effects/verdict.py", "verdict_of")} <= taken.names
 
@@ -254,7 +255,13 @@ def test_an_outcome_measured_in_a_part_of_the_runs():
     )
     found = frame(runs, "usefulness_loss_increase")
     assert row(found, question="setting", setting="depth_scale=lns")["seeds"] == 3
-    assert "norm=sandwich" not in set(found["setting"])
+    unmeasured = found[(found["question"] == "setting") & found["setting"].str.contains("norm=sandwich")]
+    assert [*unmeasured["setting"]] == ["norm=sandwich", "norm=sandwich, depth_scale=lns"]
+    assert {*unmeasured["reason"]} == {"usefulness_loss_increase was measured in no run of this setting"}
+    assert {*unmeasured["verdict"]} == {"not shown"} and unmeasured[["estimate", "lo", "p", "lr", "seeds"]].isna().all(
+        axis=None
+    )
+    assert "measured in no run of this setting" in effects_text(found, cells_of(runs, "usefulness_loss_increase"))
 
 
 def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
@@ -312,7 +319,7 @@ def test_where_budgets_differ_by_depth_each_depth_is_compared_at_the_one_with_mo
     runs = grid(axes, noisy(lambda c: 3 - 0.1 * (c.depth_scale == "lns") - (c.n_layers * c.train_tokens > 2**21)))
     flops = np.where(runs["n_layers"] * runs["train_tokens"] > 2**21, 4e12, 1e12)
     found = cells_of(runs.assign(train_flops=flops), "val_loss")
-    assert "at that of most settings" in found.budget_text
+    assert "at that of most settings" in budget_text(found)
     of_setting = setting_effects(found)
     assert [*of_setting["n_layers"]] == [4, 8] and {*of_setting["setting"]} == {"depth_scale=lns"}
     assert of_setting["estimate"].tolist() == pytest.approx([-0.1, -0.1], abs=0.02)

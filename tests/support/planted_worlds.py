@@ -98,7 +98,7 @@ def judge(world: World, rng: np.random.Generator) -> list[tuple[bool, str, float
     p_J = adjusted(np.array([each.p for each in contrasts]), np.array(shared))
     judged = []
     for (c, b), contrast, p in zip(pairs, contrasts, p_J, strict=True):
-        sides = [Side(name=str(i), edge=ends[i], outside=float(found.outside_C[i])) for i in (c, b)]
+        sides = [Side(name=str(i), edge=ends[i], outside=float(found.values.outside_C[i])) for i in (c, b)]
         low, high = contrast.quantiles([0.025, 0.975])
         truth = float(value_C[c] - value_C[b])
         verdict = verdict_of(contrast.estimate, float(p), (sides[0], sides[1]))[0]
