@@ -13,8 +13,9 @@ holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how oft
 Shapes: E statistics."""
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +45,15 @@ class ScoreByLayer:
     """layer of the first value: 0 for states, 1 for updates"""
 
 
+Draws = np.random.Generator | int
+"""Where resamples come from: a generator, which moves on, or the seed of a kept set of them."""
+
 Estimator = Callable[..., BootstrapEstimate]
 """(statistic, *per_sequence, level=LEVEL) -> estimate: `bootstrap` with fixed random numbers."""
 
 
 def bootstrap(
-    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator, level: float = LEVEL
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: Draws, level: float = LEVEL
 ) -> BootstrapEstimate:
     """The statistic of the sequences, and its interval. `per_sequence`: arrays [N, ...]. `statistic` takes their means
     over sequences, each as [R, ...] for R resamples at once, and returns [R] values, NaN where undefined. Raises
@@ -58,7 +62,7 @@ def bootstrap(
 
 
 def bootstrap_each(
-    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator, level: float = LEVEL
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: Draws, level: float = LEVEL
 ) -> list[BootstrapEstimate]:
     """The same for E statistics on one set of resamples: `statistic` returns [R, E]. Intervals are marginal."""
     n_sequences = len(per_sequence[0])
@@ -69,9 +73,7 @@ def bootstrap_each(
     lo_E = hi_E = np.full(len(value_E), math.nan)
     excess_E = np.zeros(len(value_E))
     if n_sequences > 1:
-        before = rng.bit_generator.state
-        weights_RN, after = _draw_weights(*before["state"].values(), n_sequences)
-        rng.bit_generator.state = {**before, "state": after}
+        weights_RN = (_kept if isinstance(rng, int) else _drawn)(rng, n_sequences)
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
         tail = expanded_tail(n_sequences, level)
         lo_E, hi_E = np.quantile(resampled_RE, (tail, 1 - tail), axis=0)
@@ -88,20 +90,30 @@ def expanded_tail(n_sequences: int, level: float = LEVEL) -> float:
     return float(ndtr(-half))
 
 
-@functools.lru_cache(maxsize=1)
-def _draw_weights(state: int, increment: int, n_sequences: int) -> tuple[np.ndarray, Mapping[str, object]]:
-    """weights_RN, the share of each sequence in each resample, that `default_rng` draws in this
-    state, and its state afterwards. Cached: measures share the draw."""
-    bits = np.random.PCG64()
-    bits.state = {**bits.state, "state": {"state": state, "inc": increment}}
-    counts_RN = np.random.Generator(bits).multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES)
-    return counts_RN / n_sequences, bits.state["state"]
+def _drawn(rng: Draws, n_sequences: int) -> np.ndarray:
+    """weights_RN: the share of each sequence in each resample."""
+    return (
+        np.random.default_rng(rng).multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES) / n_sequences
+    )
+
+
+_kept = functools.lru_cache(maxsize=1)(_drawn)
+"""All measures of a run share one draw."""
 
 
 def shared_resamples(rng: np.random.Generator, estimate: Callable[..., Any] = bootstrap) -> Callable[..., Any]:
     """`bootstrap`, or `bootstrap_each`, on one set of resamples for all statistics."""
-    seed = int(rng.integers(2**63))
-    return lambda *statistic, **level: estimate(*statistic, rng=np.random.default_rng(seed), **level)
+    return functools.partial(estimate, rng=int(rng.integers(2**63)))
+
+
+def profiles(
+    values: dict[str, np.ndarray], statistic: Callable[[np.ndarray], np.ndarray], estimate: Estimator, first: int
+) -> dict[str, ScoreByLayer]:
+    """By name, from arrays [N, L]: the means over sequences, and the statistic of them as the score."""
+    return {
+        name: ScoreByLayer(by_layer=finites(value_NL.mean(0)), score=estimate(statistic, value_NL), first=first)
+        for name, value_NL in values.items()
+    }
 
 
 def identity(mean_R: np.ndarray) -> np.ndarray:
@@ -127,6 +139,12 @@ def finite(value: float | np.floating) -> float | None:
 
 def finites(values: Iterable[float | np.floating]) -> list[float | None]:
     return [finite(value) for value in values]
+
+
+def by_pair(value_LL: np.ndarray, first: int) -> dict[tuple[int, int], float | None]:
+    """By pair of layers a < b, of which `first` is the lowest."""
+    pairs = itertools.combinations(range(len(value_LL)), 2)
+    return {(a + first, b + first): finite(value_LL[a, b]) for a, b in pairs}
 
 
 def complete_mean(values: Sequence[float | None]) -> float | None:

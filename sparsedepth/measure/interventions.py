@@ -50,24 +50,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, finites, mean_of_last, shared_resamples
+from sparsedepth.measure.bootstrap import (
+    BootstrapEstimate,
+    bootstrap,
+    by_pair,
+    finite,
+    finites,
+    mean_of_last,
+    shared_resamples,
+)
 from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.usefulness import share_above
-from sparsedepth.probe.fork import batches, probing, run_forks, stream
+from sparsedepth.probe.fork import batches, by_sequence, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
     """The effect of skipping each block on the update of each later one, and on the loss."""
     probed, scored = context.probed, context.scored
-    with probing(probed):
-        parts = [_skip_each(probed, part, scored.scale) for part in scored.parts(probed)]
-        sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
-    change_NLL, update_NL, skipped_NL, base_N = sums
+    change_NLL, update_NL, skipped_NL, base_N = by_sequence(
+        probed, scored.parts(probed), lambda part: _skip_each(probed, part, scored.scale)
+    )
     effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
 
     def score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
@@ -81,9 +89,7 @@ def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
     on_later = [finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)]  # None for the last
     rows.add_layers("causal_effect", on_later, context.n_tokens)
     rows.add_layers("skip_loss_increase", finites(increase_L), scored.n_scored)
-    pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
-    effects = {(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs}
-    rows.add_pairs("causal_effect", effects, context.n_tokens)
+    rows.add_pairs("causal_effect", by_pair(effect_LL, first=1), context.n_tokens)
 
 
 def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -97,11 +103,15 @@ def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor,
     for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD
-        change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
+        change_LLB[step.forks, step.layer - 1] = token_norms(difference_FBTD)
         if step.layer == n_layers:
             skipped_LB[step.forks] = sequence_loss(probed, step.after, part.targets, scale)
-    update_LB = torch.stack([_token_norms(after - before) for before, after in itertools.pairwise(states)])
-    return change_LLB.movedim(-1, 0), update_LB.T, skipped_LB.T, base_B
+    return change_LLB.movedim(-1, 0), update_norms(states), skipped_LB.T, base_B
+
+
+def update_norms(states: Sequence[Tensor]) -> Tensor:
+    """[B, L]: mean ||u_l||."""
+    return torch.stack([token_norms(after - before) for before, after in itertools.pairwise(states)], dim=1)
 
 
 def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
@@ -115,7 +125,7 @@ def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
     return np.where(later_LL, effect_RLL, np.nan)
 
 
-def _token_norms(x: Tensor) -> Tensor:
+def token_norms(x: Tensor) -> Tensor:
     """Mean over tokens of the norm over D: [..., T, D] -> [...], fp64."""
     return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)
 
@@ -144,14 +154,20 @@ def permutation_effect(
     return dict(zip(pairs, finites(effects), strict=True)), _with_pair_sampling(score, effects, math.comb(n_layers, 2))
 
 
-def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """All pairs of layers a < b in order, or `n_pairs` at random without replacement (all, if fewer exist)."""
+def choose_pairs(
+    n_layers: int, n_pairs: int | None, rng: np.random.Generator, *, by_first: bool = True
+) -> list[tuple[int, int]]:
+    """All pairs of layers a < b in order, or `n_pairs` at random without replacement (all, if fewer exist), of every a
+    its share (`by_first`)."""
     pairs = list(itertools.combinations(range(1, n_layers + 1), 2))
     if n_pairs is None or n_pairs >= len(pairs):
         return pairs
-    shuffled = np.lexsort((rng.random(len(pairs)), np.array([a for a, _ in pairs])))  # by a, at random within it
-    places = (np.arange(n_pairs) + rng.random()) * len(pairs) / n_pairs
-    return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
+    if by_first:
+        shuffled = np.lexsort((rng.random(len(pairs)), np.array(pairs)[:, 0]))  # by a, at random within it
+        chosen = shuffled[((np.arange(n_pairs) + rng.random()) * len(pairs) / n_pairs).astype(int)]
+    else:
+        chosen = rng.choice(len(pairs), n_pairs, replace=False)
+    return [pairs[index] for index in np.sort(chosen)]
 
 
 def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
@@ -188,7 +204,7 @@ def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
     """The loss without each block, and without all longer ranges or `removal_ranges` of them. The range score is None
     without a longer range; its interval ignores the sampling of ranges."""
     probed, scored, rng, n_layers = context.probed, context.scored, context.rng(), context.probed.n_layers
-    longer = choose_ranges(n_layers, context.config.removal_ranges, rng)
+    longer = choose_pairs(n_layers, context.config.removal_ranges, rng, by_first=False)
     ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *longer]
     forks = [dict.fromkeys(range(first, last + 1)) for first, last in ranges]
     base_N2, removed_NP2 = fork_losses(probed, scored, forks, accuracy=True)
@@ -202,7 +218,7 @@ def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
 
     rows.add_score("removal_score", estimate(mean_drop, removed_NP[:, :n_layers], base_N))
     rows.add_score("removal_range_score", estimate(mean_drop, removed_NP[:, n_layers:], base_N))
-    rows.add_score("removal_accuracy_lost", position_mean(lost_N, scored.weight, estimate))
+    rows.add_score("removal_accuracy_lost", estimate(per_position, lost_N, scored.weight))
     influence = block_influence(probed, scored.inputs)
     rows.summary["removal_cosine_correlation"] = rank_correlation(drops[:n_layers], influence)
     rows.add_pairs("removal_drop", dict(zip(ranges, drops, strict=True)), scored.n_scored)
@@ -212,27 +228,15 @@ def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
 
 def block_influence(probed: ProbedModel, tokens_NT: Tensor) -> list[float]:
     """1 - E cos(x_l, x_(l-1)) of blocks 1..L, in one pass without the head."""
-    sums = np.zeros(probed.n_layers)
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT):
-            for place, (before, after) in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
-                sums[place] += torch.cosine_similarity(before, after, dim=-1).sum(dtype=torch.float64).item()
-    return (1 - sums / tokens_NT.numel()).tolist()
+
+    def cosines(tokens_BT: Tensor) -> list[Tensor]:
+        states = itertools.pairwise(stream(probed, tokens_BT))
+        return [torch.cosine_similarity(*pair, dim=-1).mean(1, dtype=torch.float64) for pair in states]
+
+    return [1 - float(cosine_N.mean()) for cosine_N in by_sequence(probed, batches(probed, tokens_NT), cosines)]
 
 
 def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> float | None:
     """Spearman's; None with fewer than three values, a missing one, or all equal."""
-    from scipy.stats import spearmanr  # takes half a second, so imported where needed
-
-    values = np.array([x, y], dtype=float)
-    if values.shape[1] < 3 or not np.isfinite(values).all() or (np.ptp(values, axis=1) == 0).any():
-        return None
-    return finite(spearmanr(*values).statistic)
-
-
-def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """All ranges of two or more layers in order, or `n_ranges` at random without replacement (at most all)."""
-    ranges = list(itertools.combinations(range(1, n_layers + 1), 2))
-    if n_ranges is None or n_ranges >= len(ranges):
-        return ranges
-    return [ranges[index] for index in np.sort(rng.choice(len(ranges), n_ranges, replace=False))]
+    values = pd.DataFrame({"x": x, "y": y}, dtype=float)
+    return finite(values.corr("spearman", min_periods=max(3, len(values))).loc["x", "y"])

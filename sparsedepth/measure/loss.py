@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,13 +51,13 @@ from sparsedepth.measure.bootstrap import (
     BootstrapEstimate,
     Estimator,
     ScoreByLayer,
-    finites,
     mean_of_last,
+    profiles,
     ratio,
     shared_resamples,
 )
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Row, Scored, position_mean
-from sparsedepth.probe.fork import Fork, by_sequence, chunk_size, probing, run_forks, stream
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Row, Scored, per_position
+from sparsedepth.probe.fork import Fork, batches, by_sequence, chunk_size, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 MAX_LOGITS = 2**21
@@ -77,23 +78,21 @@ class HeldOutLoss:
 
 def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> HeldOutLoss:
     """Cross-entropy and accuracy at the scored positions of sequences not used in training."""
-    parts = []
-    with probing(probed):
-        for part in scored.parts(probed):
-            (last_BTD,) = deque(stream(probed, part.inputs), maxlen=1)
-            parts.append(position_scores(probed, last_BTD[None], part.targets))
-        loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
 
+    def of_part(part: Scored) -> list[Tensor]:
+        (last_BTD,) = deque(stream(probed, part.inputs), maxlen=1)
+        return [score_FBT[0] for score_FBT in position_scores(probed, last_BTD[None], part.targets)]
+
+    loss_NT, correct_NT = scores = by_sequence(probed, scored.parts(probed), of_part)
     estimate = shared_resamples(rng)
-    estimates = []
-    for score_NT in (loss_NT, correct_NT):
-        score_N = (score_NT.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy()
-        estimates.append(position_mean(score_N, scored.weight, estimate))
+    loss, accuracy = (
+        estimate(per_position, score_NT.mean(-1, dtype=np.float64) * scored.scale, scored.weight) for score_NT in scores
+    )
     rows, solved = [], None
     if scored.difficulty is not None:
-        arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
-        rows, solved = by_difficulty(*arrays, estimate)
-    return HeldOutLoss(loss=estimates[0], accuracy=estimates[1], by_difficulty=rows, solved=solved)
+        known = (values_NT.numpy(force=True) for values_NT in (scored.targets, scored.difficulty))
+        rows, solved = by_difficulty(loss_NT, correct_NT, *known, estimate)
+    return HeldOutLoss(loss=loss, accuracy=accuracy, by_difficulty=rows, solved=solved)
 
 
 def by_difficulty(
@@ -101,35 +100,27 @@ def by_difficulty(
 ) -> tuple[list[Row], BootstrapEstimate]:
     """The rows and the solved difficulty of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED
-    levels_D, level_n = np.unique(difficulty_NT[scored_NT], return_inverse=True)
-    shape = len(scored_NT), len(levels_D)
-    place_n = np.nonzero(scored_NT)[0] * len(levels_D) + level_n
+    levels_D = np.unique(difficulty_NT[scored_NT])
+    is_level_NTD = scored_NT[..., None] & (difficulty_NT[..., None] == levels_D)
     n_ND, loss_ND, correct_ND = (
-        np.bincount(place_n, value_NT[scored_NT], math.prod(shape)).reshape(shape)
-        for value_NT in (scored_NT, loss_NT, correct_NT)
+        np.einsum("nt,ntd->nd", value_NT, is_level_NTD, dtype=float) for value_NT in (scored_NT, loss_NT, correct_NT)
     )
     n_D = n_ND.sum(0)
-    rows = [
-        {"difficulty": int(level), "positions": int(n), "loss": float(loss / n), "accuracy": float(correct / n)}
-        for level, n, loss, correct in zip(levels_D, n_D, loss_ND.sum(0), correct_ND.sum(0), strict=True)
-    ]
+    columns = {"difficulty": levels_D, "positions": n_D.astype(int)}
+    columns |= {"loss": loss_ND.sum(0) / n_D, "accuracy": correct_ND.sum(0) / n_D}
 
-    def solved(correct_RD: np.ndarray, n_RD: np.ndarray) -> np.ndarray:
-        # Both are means over sequences; rounding must not decide at an accuracy of exactly 0.9.
-        fails_RD = correct_RD < (SOLVED - 1e-9) * n_RD
-        first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
-        return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
+    def highest(passes_RD: np.ndarray) -> np.ndarray:
+        n_passed_R = np.logical_and.accumulate(passes_RD, axis=1).sum(1)
+        return np.append(levels_D[0] - 1, levels_D)[n_passed_R].astype(np.float64)
 
-    estimated = estimate(solved, correct_ND, n_ND)
-    if estimated.hi is None:
-        return rows, estimated
-    reached = levels_D[0] - 1
-    for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
-        accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
-        if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
-            break
-        reached = level
-    return rows, replace(estimated, hi=max(estimated.hi, float(reached)))
+    least = SOLVED - 1e-9  # rounding must not decide at an accuracy of exactly 0.9
+    solved = estimate(lambda correct_RD, n_RD: highest(correct_RD >= least * n_RD), correct_ND, n_ND)
+    if solved.hi is not None:
+        level = 1 - (1 - LEVEL) / len(levels_D)
+        upper = [estimate(ratio, *each, level=level).hi for each in zip(correct_ND.T, n_ND.T, strict=True)]
+        (reached,) = highest(np.array([[hi is None or hi >= least for hi in upper]]))
+        solved = replace(solved, hi=max(solved.hi, float(reached)))
+    return pd.DataFrame(columns).to_dict("records"), solved
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -144,19 +135,20 @@ def fork_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change; with `accuracy`
     base_N2 and changed_NF2, of both. Scaled as in `Scored`: their means over sequences are the losses. For the interval
-    of a difference in nat/token use `position_mean` with `scored.weight`."""
-    score = partial(sequence_loss, accuracy=accuracy)
-    base, changed = [], []
-    with probing(probed):
-        for part in scored.parts(probed):
-            states = list(stream(probed, part.inputs))
-            base.append(score(probed, states[-1][None], part.targets, scored.scale)[0])
-            of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
-            for step in run_forks(probed, states, forks):
-                if step.layer == probed.n_layers:
-                    of_forks[step.forks] = score(probed, step.after, part.targets, scored.scale)
-            changed.append(of_forks.transpose(0, 1))
-        return torch.cat(base).cpu().numpy(), torch.cat(changed).cpu().numpy()
+    of a difference in nat/token use `per_position` with `scored.weight`."""
+
+    def of_part(part: Scored) -> tuple[Tensor, Tensor]:
+        score = partial(sequence_loss, probed, targets_BT=part.targets, scale=scored.scale, accuracy=accuracy)
+        states = list(stream(probed, part.inputs))
+        (base_B,) = score(states[-1][None])
+        changed_FB = base_B.new_empty(len(forks), *base_B.shape)
+        for step in run_forks(probed, states, forks):
+            if step.layer == probed.n_layers:
+                changed_FB[step.forks] = score(step.after)
+        return base_B, changed_FB.transpose(0, 1)
+
+    base_N, changed_NF = by_sequence(probed, scored.parts(probed), of_part)
+    return base_N, changed_NF
 
 
 def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
@@ -216,18 +208,15 @@ TOP = 5
 def early_exit(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
     """lens_loss and early_exit_loss, by logit lens and through the last block, nat/token; the scores are None without
     other exits than the model's own. One forward pass, L - 1 extra blocks, 2 L heads."""
-    with probing(probed):
-        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed)]
-        losses = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
-    estimate = shared_resamples(rng)
+    lens_NE, through_NE = by_sequence(
+        probed, scored.parts(probed), lambda part: _exit_losses(probed, part, scored.scale)
+    )
 
     def mean_increase(loss_RE: np.ndarray) -> np.ndarray:
         return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
 
-    return {
-        name: ScoreByLayer(by_layer=finites(loss_NE.mean(0)), score=estimate(mean_increase, loss_NE), first=0)
-        for name, loss_NE in zip(("lens_loss", "early_exit_loss"), losses, strict=True)
-    }
+    losses = {"lens_loss": lens_NE, "early_exit_loss": through_NE}
+    return profiles(losses, mean_increase, shared_resamples(rng), first=0)
 
 
 def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
@@ -244,36 +233,25 @@ def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tenso
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
     """lens_kl (nat) and lens_overlap of layers 0..L. One forward pass and L + 1 heads."""
-    kl_overlap_N2L = by_sequence(probed, tokens_NT, lambda tokens_BT: _batch_lens(probed, tokens_BT))
-    estimate = shared_resamples(rng)
-
-    def mean_before_last(value_RL: np.ndarray) -> np.ndarray:
-        return value_RL[:, :-1].mean(-1)
-
-    return {
-        name: ScoreByLayer(by_layer=finites(value_NL.mean(0)), score=estimate(mean_before_last, value_NL), first=0)
-        for name, value_NL in zip(("lens_kl", "lens_overlap"), np.moveaxis(kl_overlap_N2L, 1, 0), strict=True)
-    }
+    kl_NL, overlap_NL = by_sequence(probed, batches(probed, tokens_NT), partial(_batch_lens, probed))
+    values = {"lens_kl": kl_NL, "lens_overlap": overlap_NL}
+    return profiles(values, lambda value_RL: value_RL[:, :-1].mean(-1), shared_resamples(rng), first=0)
 
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
-    """Means over the tokens of each sequence: kl and overlap, [B, 2, L + 1]."""
-    states = list(stream(probed, tokens_BT))
-    n_sequences, n_tokens, _ = states[0].shape
-    # The logits of all states exist at once. On a CPU each state still gets MAX_LOGITS: smaller chunks would cost more
-    # in calls.
-    chunk = max(1, max(MAX_LOGITS, chunk_size(probed.device, MAX_LOGITS) // len(states)) // probed.vocab_size)
-    kl_overlap_2nL = states[0].new_zeros(2, n_sequences * n_tokens, len(states), dtype=torch.float64)
-    top = min(TOP, probed.vocab_size)
-    for start in range(0, n_sequences * n_tokens, chunk):
-        logits = [probed.logits(x_BTD.flatten(0, 1)[None, start : start + chunk])[0].float() for x_BTD in states]
-        final_nV, final_nK = logits[-1].log_softmax(-1), logits[-1].topk(top).indices
-        for layer, logits_nV in enumerate(logits):
-            log_p_nV = logits_nV.log_softmax(-1)
-            kl_overlap_2nL[0, start : start + chunk, layer] = (log_p_nV.exp() * (log_p_nV - final_nV)).double().sum(-1)
-            shared_nKK = logits_nV.topk(top).indices[:, :, None] == final_nK[:, None, :]
-            kl_overlap_2nL[1, start : start + chunk, layer] = shared_nKK.any(-1).double().mean(-1)
-    return kl_overlap_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2).transpose(0, 1)
+    """Means over the tokens of each sequence: kl and overlap, [2, B, L + 1]."""
+    x_BTLD = torch.stack([*stream(probed, tokens_BT)], dim=2)
+    # The logits of all states of a token exist at once.
+    chunk = max(1, chunk_size(probed.device, MAX_LOGITS) // (probed.vocab_size * x_BTLD.shape[2]))
+    parts = []
+    for x_nLD in x_BTLD.flatten(0, 1).split(chunk):
+        logits_nLV = probed.logits(x_nLD).float()
+        log_p_nLV = logits_nLV.log_softmax(-1)
+        kl_nL = (log_p_nLV.exp() * (log_p_nLV - log_p_nLV[:, -1:])).double().sum(-1)
+        top_nLK = logits_nLV.topk(min(TOP, probed.vocab_size)).indices
+        shared_nLK = (top_nLK[..., None] == top_nLK[:, -1:, None]).any(-1)
+        parts.append(torch.stack((kl_nL, shared_nLK.double().mean(-1))))
+    return torch.cat(parts, dim=1).unflatten(1, tokens_BT.shape).mean(2)
 
 
 def add_exit_rows(context: MeasureContext, rows: Measurements) -> None:

@@ -7,7 +7,7 @@ Sequences to score a model on (`Scored`) are inputs, and targets with unscored p
 
 A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean over sequences is the
 loss above. Ratios of losses need nothing else. The interval of a mean over positions is that of a ratio of two means
-over sequences (`position_mean`), since resampling changes the number of positions.
+over sequences (`per_position`), since resampling changes the number of positions.
 
 Depth profile of a score: how its value is distributed over the blocks.
 
@@ -38,7 +38,7 @@ from torch import Tensor
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator, ScoreByLayer, identity, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
@@ -90,13 +90,9 @@ class Scored:
             yield Scored(inputs_BT.to(probed.device), targets_BT.to(probed.device))
 
 
-def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimator) -> BootstrapEstimate:
-    """The mean over scored positions of `value_N`, scaled as above, with its interval."""
-    return estimate(identity, value_N) if (weight_N == 1).all() else estimate(per_position, value_N, weight_N)
-
-
 def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-    """Means over positions, from means over resampled sequences [R, ...] of values, scaled as above, and of weights."""
+    """The statistic of a mean over scored positions: from means over sequences [R, ...] of values, scaled as above, and
+    of the sequences' weights."""
     return ratio(value_R.T, weight_R).T
 
 

@@ -3,19 +3,18 @@
 For comparison with published values, and to quantify each difference. The released code counts layers from 0 and reads
 transformers' `hidden_states`, whose last entry is after the final norm."""
 
-import itertools
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import complete_mean, finite, finites
-from sparsedepth.measure.interventions import permutation_effect
+from sparsedepth.measure.bootstrap import by_pair, complete_mean, finite, finites, ratio
+from sparsedepth.measure.interventions import permutation_effect, token_norms, update_norms
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
-from sparsedepth.probe.fork import batches, by_sequence, probing, run_forks, stream
+from sparsedepth.probe.fork import batches, by_sequence, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -24,24 +23,22 @@ def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int,
     that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over tokens
     ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L). Too large: of different blocks."""
     n_layers = probed.n_layers
-    change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
-    update_L = torch.zeros(n_layers, dtype=torch.float64)
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT):
-            states = list(stream(probed, tokens_BT))
-            for layer, (before, after) in enumerate(itertools.pairwise(states)):
-                update_L[layer] += _sum_of_norms(after - before).cpu()
-            for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
-                layer = step.layer - 1  # to which the released code assigns this update
-                if layer == 0:
-                    continue
-                after = probed.final_norm(step.after) if step.layer == n_layers else step.after
-                if after.shape != step.after.shape:  # the norm of attended sources: no update
-                    return {pair: None for pair in itertools.combinations(range(1, n_layers), 2)}
+
+    def changes(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        states = list(stream(probed, tokens_BT))
+        update_BL = update_norms(states)
+        change_LLB = update_BL.new_zeros(n_layers, n_layers, len(tokens_BT))
+        for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
+            after = probed.final_norm(step.after) if step.layer == n_layers else step.after
+            if after.shape != step.after.shape:  # the norm of attended sources: no update
+                after = torch.full_like(step.after, torch.nan)
+            if (layer := step.layer - 1) > 0:  # to which the released code assigns this update
                 difference = (after - step.before) - (states[layer] - states[layer - 1])
-                change_LL[step.forks, layer - 1] += _sum_of_norms(difference).cpu()
-    pairs = itertools.combinations(range(1, n_layers), 2)
-    return {(s, later): finite((change_LL[s - 1] / update_L)[later - 1].item()) for s, later in pairs}
+                change_LLB[step.forks, layer - 1] = token_norms(difference)
+        return change_LLB.movedim(-1, 0), update_BL
+
+    change_NLL, update_NL = by_sequence(probed, batches(probed, tokens_NT), changes)
+    return by_pair(ratio(change_NLL.mean(0), update_NL.mean(0))[:-1, :-1], first=1)
 
 
 def affine_increase_in_sample(probed: ProbedModel, scored: Scored) -> list[float | None]:
@@ -63,26 +60,20 @@ def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
 def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int) -> float | None:
     """`global_score_weighted` from the permutation effects of all pairs: each layer's mean effect times 0.9^(l-1), and
     the sum divided by L, not by the sum of weights, so that equal effects of 1 give 0.71 at 8 layers and 0.30 at 32."""
-    by_layer = []
-    for layer in range(1, n_layers + 1):
-        effects_of_layer = [effect for pair, effect in effects.items() if layer in pair]
-        by_layer.append(0.9 ** (layer - 1) * sum(effects_of_layer) / len(effects_of_layer) if effects_of_layer else 0.0)
-    return sum(by_layer) / n_layers if effects else None
+    of_layers = ([effect for pair, effect in effects.items() if layer in pair] for layer in range(1, n_layers + 1))
+    weighted = [0.9**i * (complete_mean(effects_of_layer) or 0.0) for i, effects_of_layer in enumerate(of_layers)]
+    return sum(weighted) / n_layers if effects else None
 
 
 def normalised_last_variance(probed: ProbedModel, tokens_NT: Tensor) -> float | None:
     """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth."""
 
-    def variance(tokens_BT: Tensor) -> Tensor:
+    def variance(tokens_BT: Tensor) -> list[Tensor]:
         *_, x_BTD = stream(probed, tokens_BT)
-        return token_variance(probed.final_norm(x_BTD))
+        return [token_variance(probed.final_norm(x_BTD))]
 
-    return finite(by_sequence(probed, tokens_NT, variance).mean().item())
-
-
-def _sum_of_norms(x: Tensor) -> Tensor:
-    """[..., B, T, D] -> [...]: the sum over sequences and tokens of the norm over D, fp64."""
-    return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)
+    (variance_N,) = by_sequence(probed, batches(probed, tokens_NT), variance)
+    return finite(variance_N.mean())
 
 
 def add_released_rows(context: MeasureContext, rows: Measurements) -> None:

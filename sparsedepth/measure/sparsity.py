@@ -138,17 +138,16 @@ def attention_sparsity(
         "attention_sink": n_tokens - 1,
     }
 
-    def batch_sums(tokens_BT: Tensor) -> Tensor:
+    def batch_sums(tokens_BT: Tensor) -> list[Tensor]:
         layers = [
             attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
             for layer, x_BTD in block_inputs(probed, tokens_BT)
         ]
-        return torch.stack([torch.stack([sums[name] for sums in layers], dim=1) for name in sizes], dim=-1)
+        return [torch.stack([sums[name] for sums in layers], dim=1) for name in sizes]
 
-    sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
-    estimate = shared_resamples(rng)
-    values = {}
-    for (name, size), sum_NLH in zip(sizes.items(), np.moveaxis(sum_NLHC, -1, 0), strict=True):
+    estimate, values = shared_resamples(rng), {}
+    found = by_sequence(probed, batches(probed, tokens_NT), batch_sums)
+    for (name, size), sum_NLH in zip(sizes.items(), found, strict=True):
         value_NLH = sum_NLH / (size or np.nan)
         total = estimate(identity, value_NLH.mean((1, 2)))
         values[name] = HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)

@@ -31,16 +31,25 @@ Shapes: K successive replacements; 2: loss and accuracy."""
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
-from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.bootstrap import (
+    BootstrapEstimate,
+    bootstrap,
+    bootstrap_each,
+    complete_mean,
+    ratio,
+    shared_resamples,
+)
+from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.variance import batched
 from sparsedepth.probe.fork import batches, probing, stream
@@ -67,42 +76,32 @@ class AffineUpdate:
 def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
     """Losses with each block replaced by its affine map: the published score, its absolute forms by layer, and needed
     layers, from one fit."""
-    probed, scored, config, weight_N = context.probed, context.scored, context.config, context.scored.weight
+    probed, scored, config, n_layers = context.probed, context.scored, context.config, context.probed.n_layers
     forks = [{layer: affine} for layer, affine in enumerate(fit_affine(probed, context.fit), start=1)]
     base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
-    base_N, affine_NL = base_N2[:, 0], affine_NL2[..., 0]
-    estimates = shared_resamples(context.rng(), bootstrap_each)
+    added_NL, lost_NL = affine_NL2[..., 0] - base_N2[:, :1], base_N2[:, 1:] - affine_NL2[..., 1]
 
-    def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-        return relative_change(affine_RL, base_R[:, None])
+    def statistic(added_RL: np.ndarray, lost_RL: np.ndarray, base_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+        by_layer = ratio(added_RL, base_R[:, None]), per_position(added_RL, weight_R), per_position(lost_RL, weight_R)
+        increase_RL, added_RL, _ = by_layer
+        useful_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > config.usefulness_threshold)
+        n_above_R = (added_RL > config.needed_threshold).sum(1)
+        return np.column_stack((*by_layer, *(each_RL.mean(1) for each_RL in by_layer), useful_RL.mean(1), n_above_R))
 
-    def share(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-        increase_RL = relative(affine_RL, base_R)
-        above_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > config.usefulness_threshold)
-        return above_RL.mean(-1, keepdims=True)
-
-    def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-        return (per_position(added_RL, weight_R) > config.needed_threshold).sum(-1, keepdims=True)
-
-    def mean(statistic: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-        return lambda *means: statistic(*means).mean(-1, keepdims=True)
-
-    added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
-    increase, added = estimates(relative, affine_NL, base_N), estimates(per_position, added_NL, weight_N)
-    (useful,) = estimates(share, affine_NL, base_N)
-    needed = needed_layers(added, config.needed_threshold, estimates(count, added_NL, weight_N)[0])
-    rows.add_score("usefulness", useful)
-    rows.add_score("usefulness_loss_increase", estimates(mean(relative), affine_NL, base_N)[0])
-    rows.add_score("affine_loss_added", estimates(mean(per_position), added_NL, weight_N)[0])
-    rows.add_score("affine_accuracy_lost", estimates(mean(per_position), lost_NL, weight_N)[0])
-    rows.add_score("needed_layers", needed)
+    estimate = shared_resamples(context.rng(), bootstrap_each)
+    estimates = estimate(statistic, added_NL, lost_NL, base_N2[:, 0], scored.weight)
+    *means, useful, n_above = estimates[3 * n_layers :]
+    increase, added, lost = (estimates[i * n_layers :][:n_layers] for i in range(3))
+    needed = needed_layers(added, config.needed_threshold, n_above)
+    scores = ("usefulness_loss_increase", "affine_loss_added", "affine_accuracy_lost", "usefulness", "needed_layers")
+    for name, score in zip(scores, (*means, useful, needed), strict=True):
+        rows.add_score(name, score)
     rows.add_layer_scores("affine_loss_increase", increase, scored.n_scored)
     rows.add_layer_scores("affine_loss_added", added, scored.n_scored)
-    rows.add_layer_scores("affine_accuracy_lost", estimates(per_position, lost_NL, weight_N), scored.n_scored)
+    rows.add_layer_scores("affine_accuracy_lost", lost, scored.n_scored)
     for percent in (2, 5, 20):
-        above = share_above([block.value for block in increase], percent / 100)
-        rows.summary[f"usefulness_{percent}pct"] = above
-    rows.summary["effective_layers"] = None if useful.value is None else useful.value * probed.n_layers
+        rows.summary[f"usefulness_{percent}pct"] = share_above([block.value for block in increase], percent / 100)
+    rows.summary["effective_layers"] = None if useful.value is None else useful.value * n_layers
     if needed.value is not None:
         rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
 
@@ -141,36 +140,24 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
     if n_tokens < ENOUGH_FIT_TOKENS * width:
         few = f"{n_tokens} fit tokens for maps of width {width}: their own error is {width / n_tokens:.0%} of what they"
         warnings.warn(f"{few} leave; raise fit_tokens to {ENOUGH_FIT_TOKENS * width}", stacklevel=2)
-    n_seen, nothing = 0, torch.zeros((), dtype=torch.float64)
-    moments: list[tuple[Tensor, Tensor]] = [(nothing, nothing)] * probed.n_layers
+    origins: dict[int, Tensor] = {}  # of (x, u): without one near their mean, differences of large sums would be lost
+    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
     with probing(probed):
         for tokens_BT in batches(probed, fit_NT):
             for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
                 x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
-                moments[index] = _merged(*moments[index], n_seen, x_nD, after_nD)
-            n_seen += tokens_BT.numel()
+                z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
+                z_nX = F.pad(z_n2D - origins.setdefault(index, z_n2D.mean(0)), (1, 0), value=1)  # (1, x, u)
+                sums[index] = sums[index] + z_nX[:, : width + 1].T @ z_nX
+        means = [sums[index][0, 1:] / n_tokens for index in origins]
+        covariances = [
+            sums[index][1:, 1:] / n_tokens - torch.outer(mean[:width], mean) for index, mean in enumerate(means)
+        ]
         # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
-        inverses = batched(partial(torch.linalg.pinv, hermitian=True), [of_both[:, :width] for _, of_both in moments])
-        maps = []
-        for (mean_2D, comoment_D2D), inverse_DD in zip(moments, inverses, strict=True):
-            weight_DD = inverse_DD @ comoment_D2D[:, width:]
-            maps.append(AffineUpdate(mean_2D[:width].float(), weight_DD.float(), mean_2D[width:].float()))
-        return maps
-
-
-def _merged(
-    mean_2D: Tensor, comoment_D2D: Tensor, n_seen: int, x_nD: Tensor, after_nD: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The mean of (x, u) and the sum over tokens of (x - mean x) (x - mean x, u - mean u), with
-    further tokens merged exactly (Chan, Golub & LeVeque 1983)."""
-    z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
-    mean_of_new_2D = z_n2D.mean(0)
-    z_n2D -= mean_of_new_2D
-    n_new, width = x_nD.shape
-    delta_2D = mean_of_new_2D - mean_2D
-    between_D2D = torch.outer(delta_2D[:width], delta_2D) * (n_seen * n_new / (n_seen + n_new))
-    comoment_D2D = comoment_D2D + z_n2D[:, :width].T @ z_n2D + between_D2D
-    return mean_2D + delta_2D * (n_new / (n_seen + n_new)), comoment_D2D
+        inverses = batched(partial(torch.linalg.pinv, hermitian=True), [both[:, :width] for both in covariances])
+        weights = [inverse @ both[:, width:] for inverse, both in zip(inverses, covariances, strict=True)]
+        at = [(origins[index] + mean).split(width) for index, mean in enumerate(means)]
+        return [AffineUpdate(x.float(), weight.float(), u.float()) for (x, u), weight in zip(at, weights, strict=True)]
 
 
 def jointly_needed_layers(

@@ -25,20 +25,21 @@ For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n fo
 intervals: resamples of sequences would need a D x D matrix per sequence."""
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from scipy.special import entr
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import (
     ScoreByLayer,
     complete_mean,
-    finite,
     finites,
-    identity,
     mean_of_last,
+    profiles,
     ratio,
     shared_resamples,
 )
@@ -46,47 +47,42 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
+BRANCHES = ("attention_variance", "ffn_variance")
+
 
 def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
     """residual_variance, whose score is v_L; residual_growth, factors per layer, None from a variance of 0 and, as a
     score, for a single layer; attention_variance and ffn_variance, if known. In squared units of the stream."""
-    variance_NX = by_sequence(probed, tokens_NT, lambda tokens_BT: _variances(probed, tokens_BT))
-    n_layers, estimate = probed.n_layers, shared_resamples(rng)
-    variance_NL1, attention_NL, ffn_NL = np.split(variance_NX, [n_layers + 1, 2 * n_layers + 1], axis=1)
-    by_layer = variance_NL1.mean(0)
-    last, growth = estimate(identity, variance_NL1[:, -1]), estimate(_growth_rate, variance_NL1)
-    profiles = {
-        "residual_variance": ScoreByLayer(by_layer=finites(by_layer), score=last, first=0),
-        "residual_growth": ScoreByLayer(by_layer=finites(ratio(by_layer[1:], by_layer[:-1])), score=growth),
+    variance_NL1, *branches = by_sequence(probed, batches(probed, tokens_NT), partial(_variances, probed))
+    by_layer, estimate = variance_NL1.mean(0), shared_resamples(rng)
+    growth = finites(ratio(by_layer[1:], by_layer[:-1]))
+    return {
+        **profiles({"residual_variance": variance_NL1}, lambda value_RL: value_RL[:, -1], estimate, first=0),
+        "residual_growth": ScoreByLayer(by_layer=growth, score=estimate(_growth_rate, variance_NL1)),
+        **profiles(dict(zip(BRANCHES, branches, strict=False)), mean_of_last, estimate, first=1),
     }
-    for name, branch_NL in (("attention_variance", attention_NL), ("ffn_variance", ffn_NL)):
-        if branch_NL.size:
-            score = estimate(mean_of_last, branch_NL)
-            profiles[name] = ScoreByLayer(by_layer=finites(branch_NL.mean(0)), score=score)
-    return profiles
 
 
-def _variances(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
-    """For each sequence v_0 .. v_L, then, if known for all blocks, attention's L variances and
-    those of the other branch."""
-    states, branches = [], []
+def _variances(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
+    """For each sequence v_0 .. v_L, and, if known for all blocks, attention's L variances and those of the other
+    branch."""
+    kinds: tuple[list[Tensor], ...] = ([], [], [])
     for update in updates(probed, tokens_BT):
-        if not states:
-            states.append(token_variance(update.before))
-        states.append(token_variance(update.after))
-        if update.branches is not None:
-            branches.append([token_variance(branch) for branch in update.branches])
-    known = zip(*branches, strict=True) if len(branches) == probed.n_layers else ()
-    return torch.stack([*states, *itertools.chain(*known)], dim=1)
+        if update.layer == 1:
+            kinds[0].append(token_variance(update.before))
+        for kind, x_BTD in zip(kinds, (update.after, *(update.branches or ())), strict=False):
+            kind.append(token_variance(x_BTD))
+    return [torch.stack(kind, dim=1) for kind in kinds if len(kind) >= probed.n_layers]
 
 
 def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor) -> np.ndarray:
     """variance_NL1: v_0 .. v_L of each sequence, in one forward pass without the head: cheap enough for training."""
 
-    def variances(tokens_BT: Tensor) -> Tensor:
-        return torch.stack([token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)], dim=1)
+    def variances(tokens_BT: Tensor) -> list[Tensor]:
+        return [torch.stack([*map(token_variance, stream(probed, tokens_BT))], dim=1)]
 
-    return by_sequence(probed, tokens_NT, variances)
+    (variance_NL1,) = by_sequence(probed, batches(probed, tokens_NT), variances)
+    return variance_NL1
 
 
 def token_variance(x_BTD: Tensor) -> Tensor:
@@ -102,33 +98,29 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
 
 
 def add_variance_rows(context: MeasureContext, rows: Measurements) -> None:
-    profiles = residual_variance(context.probed, context.inputs, context.rng())
+    found = residual_variance(context.probed, context.inputs, context.rng())
     scores = {"residual_variance": "residual_variance_last", "residual_growth": "residual_variance_growth"}
-    rows.add_profiles(profiles, context.n_tokens, scores)
+    rows.add_profiles(found, context.n_tokens, scores)
 
 
 def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
     """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None
     without variance. One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
-    sums: list[tuple[Tensor, Tensor]] = []
+    moments: list[Tensor] = []  # of each, means over tokens of the products of (1, x): 1, x and x x^T
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
             states = list(stream(probed, tokens_BT))
             updates = (after - before for before, after in itertools.pairwise(states))
-            values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
-            moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]
-            sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, moments, strict=True)] if sums else moments
-    n_tokens, ratios, ranks = tokens_NT.numel(), [], []
-    covariances = [
-        product_DD / n_tokens - torch.outer(sum_D / n_tokens, sum_D / n_tokens) for sum_D, product_DD in sums
-    ]
-    spectra = batched(torch.linalg.eigvalsh, covariances)
-    for (_, product_DD), covariance_DD, energy_D in zip(sums, covariances, spectra, strict=True):
-        trace = covariance_DD.trace()
-        is_constant = bool(trace <= 1e-12 * product_DD.trace() / n_tokens)  # but for rounding errors
-        ratios.append(None if is_constant else finite((trace**2 / covariance_DD.square().sum()).item()))
-        share_D = energy_D.clamp(min=0) / energy_D.clamp(min=0).sum()  # negative ones are rounding errors
-        ranks.append(None if is_constant else finite(math.exp(-torch.special.xlogy(share_D, share_D).sum().item())))
+            values_nX = (F.pad(x.flatten(0, 1).double(), (1, 0), value=1) for x in itertools.chain(states, updates))
+            products = [x_nX.T @ x_nX / tokens_NT.numel() for x_nX in values_nX]
+            moments = [a + b for a, b in zip(moments, products, strict=True)] if moments else products
+    covariances = [mean_XX[1:, 1:] - torch.outer(mean_XX[0, 1:], mean_XX[0, 1:]) for mean_XX in moments]
+    spectra = [energy_D.cpu().numpy().clip(0) for energy_D in batched(torch.linalg.eigvalsh, covariances)]
+    share_SD = np.stack([ratio(energy_D, energy_D.sum()) for energy_D in spectra])
+    # Of constant states only rounding errors are left.
+    squares_S = np.array([mean_XX.diagonal()[1:].sum().item() for mean_XX in moments])
+    share_SD[[energy_D.sum() for energy_D in spectra] <= 1e-12 * squares_S] = np.nan
+    ratios, ranks = finites(1 / (share_SD**2).sum(1)), finites(np.exp(entr(share_SD).sum(1)))
     n_states = probed.n_layers + 1
     of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}
     return of_states | {"update_rank": ranks[n_states:]}

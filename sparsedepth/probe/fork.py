@@ -9,9 +9,9 @@ instead of a full forward pass per intervention. Weights are never modified.
 Shapes: F forks."""
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,10 +67,12 @@ def batches(probed: ProbedModel, tokens: Tensor, memory: int = 1) -> Iterator[Te
         yield part.to(probed.device)
 
 
-def by_sequence(probed: ProbedModel, tokens_NT: Tensor, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
-    """compute(tokens_BT) of every batch under `probing`, concatenated over sequences: [N, ...]."""
-    with probing(probed):
-        return torch.cat([compute(tokens_BT) for tokens_BT in batches(probed, tokens_NT)]).cpu().numpy()
+def by_sequence(
+    probed: ProbedModel, parts: Iterable[Any], compute: Callable[[Any], Iterable[Tensor]], *, gradients: bool = False
+) -> list[np.ndarray]:
+    """compute(batch) of every batch under `probing`: each of its results [B, ...] concatenated over sequences."""
+    with probing(probed, gradients=gradients):
+        return [torch.cat(each).cpu().numpy() for each in zip(*map(compute, parts), strict=True)]
 
 
 def rows_per_pass(probed: ProbedModel, length: int, memory: int = 1) -> int:
@@ -165,8 +167,6 @@ def _advance(probed: ProbedModel, layer: int, forks: Sequence[Fork], x_FBTD: Ten
     rows_by_change: dict[Change, list[int]] = {}
     for row, fork in enumerate(forks):
         rows_by_change.setdefault(fork.get(layer, layer), []).append(row)
-    if len(rows_by_change) == 1:
-        return _apply(probed, next(iter(rows_by_change)), x_FBTD)
     after_FBTD = torch.empty_like(x_FBTD)
     for change, rows in rows_by_change.items():
         after_FBTD[rows] = _apply(probed, change, x_FBTD[rows])

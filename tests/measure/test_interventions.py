@@ -5,6 +5,7 @@ Permutation effects: twins, a case worked out by hand, the choice of pairs, the 
 Layer removal: a case worked out by hand, the choice of ranges, the plain loop.
 """
 
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -38,7 +39,6 @@ from sparsedepth.measure.interventions import (
     add_removal_rows,
     block_influence,
     choose_pairs,
-    choose_ranges,
     pair_interval,
     permutation_effect,
     rank_correlation,
@@ -147,10 +147,11 @@ def test_swapping_twins_changes_nothing():
 
 
 @given(n_layers=st.integers(1, 9), n_pairs=st.integers(1, 50), seed=st.integers(0, 99))
-@pytest.mark.parametrize("choose", [choose_pairs, choose_ranges])
-def test_pairs_and_ranges_are_a_sample_without_replacement(choose, n_layers, n_pairs, seed):
+@pytest.mark.parametrize("by_first", [True, False])
+def test_pairs_and_ranges_are_a_sample_without_replacement(by_first, n_layers, n_pairs, seed):
     every = list(itertools.combinations(range(1, n_layers + 1), 2))
-    assert choose(n_layers, None, rng()) == every and choose_ranges(n_layers, 0, rng()) == []
+    choose = functools.partial(choose_pairs, by_first=by_first)
+    assert choose(n_layers, None, rng()) == every and choose_pairs(n_layers, 0, rng(), by_first=False) == []
     chosen = choose(n_layers, n_pairs, rng(seed))
     assert chosen == sorted(set(chosen)) and set(chosen) <= set(every)
     assert len(chosen) == min(n_pairs, len(every))

@@ -24,7 +24,7 @@ from sparsedepth.measure.measurements import (
     block_weights,
     depth_profile,
     entries_of,
-    position_mean,
+    per_position,
 )
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.usefulness import add_usefulness_rows
@@ -126,14 +126,15 @@ def assert_close(one, other) -> None:
 
 def test_text_has_the_plain_mean_of_every_resample():
     value_N = np.random.default_rng(1).random(20)
-    even = position_mean(value_N, np.ones(20), shared_resamples(rng()))
+    estimate = shared_resamples(rng())
+    even = estimate(per_position, value_N, np.ones(20))
     weight_N = np.where(np.arange(20) < 10, 0.5, 1.5)
-    uneven = position_mean(value_N * weight_N, weight_N, shared_resamples(rng()))
+    uneven = estimate(per_position, value_N * weight_N, weight_N)
     assert even.value == pytest.approx(value_N.mean())
     assert uneven.value == pytest.approx((value_N * weight_N).sum() / 20)
     assert uneven.lo < uneven.value < uneven.hi
     # Equal values have no spread, however many positions a resample happens to have.
-    flat = position_mean(2 * weight_N, weight_N, shared_resamples(rng()))
+    flat = estimate(per_position, 2 * weight_N, weight_N)
     assert (flat.lo, flat.value, flat.hi) == pytest.approx((2, 2, 2))
 
 
