@@ -43,16 +43,15 @@ Shapes: P positions along depth, or points; M middle layers, V valid tokens."""
 
 import itertools
 import math
-from collections import defaultdict
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import finite, finites, mean_of_last, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import by_pair, finites, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
-from sparsedepth.probe.fork import batches, chunk_size, probing, stream, updates
+from sparsedepth.probe.fork import batches, by_sequence, chunk_size, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
 
@@ -64,19 +63,24 @@ def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
     """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
     Values of branches only if the model is a sum of known ones."""
     probed, n_layers = context.probed, context.probed.n_layers
-    parts: dict[str, list[Tensor]] = defaultdict(list)
-    with probing(probed):
-        for tokens_BT in batches(probed, context.inputs, memory=4):
-            for name, moments in _batch_moments(probed, tokens_BT, context.eod).items():
-                parts[name].append(moments)
-        moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    mean = partial(shared_resamples(context.rng()), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
-    pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
+    pairs, last, embedded_N12, sums_NLQ2 = by_sequence(
+        probed, batches(probed, context.inputs, memory=4), lambda tokens_BT: _token_sums(probed, tokens_BT, context.eod)
+    )
+    moments = dict(zip(_SUMS, np.moveaxis(sums_NLQ2, 2, 0), strict=True))
+    if not moments["ffn_norm"][..., 1].any():
+        moments = dict(itertools.islice(moments.items(), _SUMS.index("attention_norm")))
     next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
-    moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
-    rows.add_pairs("angular_distance", _by_pair(pairs), context.n_tokens)
+    moments |= {
+        "state_norm": np.concatenate((embedded_N12, moments["state_norm"]), axis=1),
+        "block_influence": moments["state_cosine"] @ [[-1, 0], [1, 1]],  # the sum of 1 - cosine
+        "update_angle": moments["update_angle"][:, 1:],  # a first block has none before it
+        "angular_distance": pairs[next_to],
+        "angle_to_end": pairs[:, :-1, -1],
+    }
+    mean = partial(shared_resamples(context.rng()), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
+    rows.add_pairs("angular_distance", by_pair(_mean(pairs.mean(0)), first=0), context.n_tokens)
     rows.add_score("angular_distance_middle", mean(moments["angular_distance"][:, 1:-1]))
-    rows.add_pairs("angular_distance_last_token", _by_pair(last), len(context.inputs))
+    rows.add_pairs("angular_distance_last_token", by_pair(_mean(last.mean(0)), first=0), len(context.inputs))
     rows.add_score("angular_distance_last_token", mean(last[next_to]))
     for name, values in moments.items():
         first = int(name not in ("state_norm", "angle_to_end"))
@@ -85,47 +89,40 @@ def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
             rows.add_score(name, mean(values))
 
 
-def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
-    """By name, for each sequence: the sum over tokens where the quantity is defined, and their number: [B, P, 2]."""
-    n_layers = probed.n_layers
-    unit_BTLD, last_update = None, None
-    sums: dict[str, Tensor] = {}
+_PARTS = ("update", "attention", "ffn")
+_SUMS = [
+    "state_norm",
+    "state_cosine",
+    "update_angle",
+    *(f"{p}_{v}" for p in _PARTS for v in ("norm", "ratio", "cosine")),
+]
 
-    # Each result has one tensor, allocated at the first layer: small tensors between large ones fragment the heap.
-    def add(name: str, position: int, moments_BT2: Tensor, n_positions: int = n_layers) -> None:
-        if name not in sums:
-            sums[name] = moments_BT2.new_zeros(len(moments_BT2), n_positions, 2)
-        sums[name][:, position] = moments_BT2.sum(1)
 
+def _token_sums(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> list[Tensor]:
+    """For each sequence sums over the tokens where a quantity is defined, and their number: of angles of pairs, of
+    those at the last token, of the embedding's norm, and [B, L, Q, 2] of _SUMS, 0 for branches that are not known."""
+    unit_BTLD = torch.empty(0)
     for update in updates(probed, tokens_BT):
-        position = update.layer - 1
         before, after = update.before.double(), update.after.double()
-        u_BTD = after - before
-        if unit_BTLD is None:
-            unit_BTLD = before.new_empty(*before.shape[:2], n_layers + 1, before.shape[2])
-            unit_BTLD[:, :, 0] = _unit(before)
-            add("state_norm", 0, _moments(_norm(before)), n_layers + 1)
+        if update.layer == 1:  # all is allocated here, as small tensors between large ones fragment the heap
+            unit_BTLD = before.new_zeros(*tokens_BT.shape, probed.n_layers + 1, probed.stream_width)
+            unit_BTLD[:, :, 0], last_u = _unit(before), torch.zeros_like(before)
+            sums_BLQ2 = before.new_zeros(len(before), probed.n_layers, len(_SUMS), 2)
+            embedded_B12 = _moments(_norm(before)).sum(1, keepdim=True)
         unit_BTLD[:, :, update.layer] = _unit(after)
-        add("state_norm", update.layer, _moments(_norm(after)))
-        cosine, defined = _cosine(after, before)
-        add("state_cosine", position, _moments(cosine, defined))
-        add("block_influence", position, _moments(1 - cosine, defined))
-        added = [("update", u_BTD, before)]
+        u = after - before
+        added = [(u, before)]
         if update.branches is not None:
             attention, ffn = (branch.double() for branch in update.branches)
-            added += [("attention", attention, before), ("ffn", ffn, before + attention)]
-        for name, part, base in added:
-            add(f"{name}_norm", position, _moments(_norm(part)))
-            add(f"{name}_ratio", position, _moments(_norm(part) / _norm(base), _norm(base) != 0))
-            add(f"{name}_cosine", position, _moments(*_cosine(part, base)))
-        if last_update is not None:
-            cosine, defined = _cosine(last_update, u_BTD)
-            add("update_angle", position - 1, _moments(cosine.arccos(), defined), n_layers - 1)
-        last_update = u_BTD
-    assert unit_BTLD is not None
-    sums.setdefault("update_angle", sums["update_norm"][:, :0])  # a single block has no neighbour
-    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD, last_positions(tokens_BT, eod))
-    return sums
+            added += [(attention, before), (ffn, before + attention)]
+        cosine, defined = _cosine(last_u, u)
+        moments = [_moments(_norm(after)), _moments(*_cosine(after, before)), _moments(cosine.arccos(), defined)]
+        for part, base in added:
+            ratio = _moments(_norm(part) / _norm(base), _norm(base) != 0)
+            moments += [_moments(_norm(part)), ratio, _moments(*_cosine(part, base))]
+        sums_BLQ2[:, update.layer - 1, : len(moments)] = torch.stack(moments, dim=2).sum(1)
+        last_u = u
+    return [*_pairs(unit_BTLD, last_positions(tokens_BT, eod)), embedded_B12, sums_BLQ2]
 
 
 def last_positions(tokens_BT: Tensor, eod: int | None) -> list[int]:
@@ -169,11 +166,9 @@ def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return (_unit(a) * _unit(b)).sum(-1).clamp(-1, 1), (_norm(a) != 0) & (_norm(b) != 0)
 
 
-def _moments(value: Tensor, defined: Tensor | None = None) -> Tensor:
+def _moments(value: Tensor, defined: bool | Tensor = True) -> Tensor:
     """[..., 2]: the value and a count of 1, or 0 and 0 where undefined. NaN counts, and makes the mean None."""
-    if defined is None:
-        defined = torch.ones_like(value, dtype=torch.bool)
-    return torch.stack((torch.where(defined, value, 0), defined.to(value.dtype)), dim=-1)
+    return torch.stack((value, torch.ones_like(value)), dim=-1).where(torch.as_tensor(defined)[..., None], 0)
 
 
 def _mean(moments: np.ndarray) -> np.ndarray:
@@ -181,17 +176,11 @@ def _mean(moments: np.ndarray) -> np.ndarray:
     return ratio(moments[..., 0], moments[..., 1])
 
 
-def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
-    """By pair of layers 0 <= a < b <= L."""
-    angle_LL = _mean(moments_NLL2.mean(0))
-    pairs = itertools.combinations(range(len(angle_LL)), 2)
-    return dict(zip(pairs, finites(angle_LL[np.triu_indices(len(angle_LL), 1)]), strict=True))
-
-
 MIN_LAYERS = 4
 """With fewer there are no two middle layers."""
 MAX_POINTS = 2000
 """Tokens kept individually, drawn at random: as many as in the published figure."""
+POINT_VALUES = ("to_early_stop", "to_even", "pc1", "pc2")
 MIN_ROTATION = 1e-6
 """rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32
 states: without a shape, and, as differences between tokens, without principal components."""
@@ -203,31 +192,29 @@ def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, tokens_NT, eod, rng = context.probed, context.inputs, context.eod, context.rng()
     if probed.n_layers < MIN_LAYERS:
         return
-    with probing(probed):
-        # Half as many tokens at once: their states are fp64 here.
-        parts = [_angles_by_layer(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
-        angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    # Half as many tokens at once: their states are fp64 here.
+    angles_NTL, exists_NT = by_sequence(probed, batches(probed, tokens_NT, memory=2), partial(_angles_by_layer, probed))
     ids_NT = tokens_NT.numpy(force=True)
     valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
     angles_VL = angles_NTL[valid_NT]
     if not len(angles_VL) or not np.isfinite(angles_VL).all():
         return
-    early_L, even_L = ideals(probed.n_layers, float(angles_VL[:, 1:-1].mean()))
-    to_ideals_V2 = _angles_to(angles_VL[:, 1:-1], np.stack((early_L, even_L))[:, 1:-1])
+    ideals_2L = np.stack(ideals(probed.n_layers, float(angles_VL[:, 1:-1].mean())))
+    to_ideals_V2 = _angles_to(angles_VL[:, 1:-1], ideals_2L[:, 1:-1])
     nearest_V = nearest(to_ideals_V2, probed.n_layers)
     mean_L = angles_VL.mean(0)
     components_2L, shares = _components(angles_VL - mean_L)
-    value_V4 = np.hstack((to_ideals_V2, (angles_VL - mean_L) @ components_2L.T))
+    places_V2 = (angles_VL - mean_L) @ components_2L.T
+    points = _points(ids_NT, eod, np.argwhere(valid_NT), nearest_V, np.hstack((to_ideals_V2, places_V2)))
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
-    points = _points(ids_NT, eod, np.argwhere(valid_NT)[chosen_P], nearest_V[chosen_P], value_V4[chosen_P])
-    rows.tokens.extend({"step": rows.step, **point} for point in points)
+    rows.tokens.extend({"step": rows.step, **points[index]} for index in chosen_P)
     estimate = shared_resamples(rng)
     for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
         near_NT = np.zeros(valid_NT.shape, dtype=bool)
         near_NT[valid_NT] = nearest_V == ideal
         rows.add_score(name, estimate(ratio, near_NT.sum(1), valid_NT.sum(1)))
     names = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", "early_stop_ideal", "even_ideal")
-    for name, values_L in zip(names, (mean_L, *components_2L, early_L, even_L), strict=True):
+    for name, values_L in zip(names, (mean_L, *components_2L, *ideals_2L), strict=True):
         rows.add_layers(name, finites(values_L), len(angles_VL))
     rows.summary.update(trajectory_pc1_share=shares[0], trajectory_pc2_share=shares[1])
 
@@ -275,37 +262,30 @@ def _angles_to(angles_VM: np.ndarray, ideals_2M: np.ndarray) -> np.ndarray:
     return np.where(turns_V[:, None], to_ideals_V2, math.pi / 2)
 
 
-def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, tuple[float | None, float | None]]:
+def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, list[float | None]]:
     """The first two principal components [2, L] and their shares of the variance."""
     values_L, vectors_LL = np.linalg.eigh(centred_VL.T @ centred_VL / len(centred_VL))
     if values_L.sum() < MIN_ROTATION**2:
-        return np.full((2, centred_VL.shape[1]), np.nan), (None, None)
+        return np.full((2, centred_VL.shape[1]), np.nan), [None, None]
     components_2L = vectors_LL.T[[-1, -2]]
     largest_2 = np.abs(components_2L).round(6).argmax(1)  # rounded, so that ties are resolved alike
     components_2L *= np.sign(components_2L[[0, 1], largest_2])[:, None]
-    first, second = (max(float(value), 0.0) / float(values_L.sum()) for value in values_L[[-1, -2]])
-    return components_2L, (first, second)
+    shares = values_L[[-1, -2]].clip(0) / values_L.sum()
+    return components_2L, finites(shares)
 
 
 def _points(
-    ids_NT: np.ndarray, eod: int | None, place_P2: np.ndarray, nearest_P: np.ndarray, value_P4: np.ndarray
+    ids_NT: np.ndarray, eod: int | None, place_V2: np.ndarray, nearest_V: np.ndarray, value_V4: np.ndarray
 ) -> list[Row]:
-    """`value_P4`: the angles to both ideals, and the places along both components."""
+    """`value_V4`: the angles to both ideals, and the places along both components."""
     begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)  # of each token's document; 0 = before the sequence, or unknown
     if eod is not None:
         begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
-    begin_NT = np.maximum.accumulate(begin_NT, axis=1)
-    return [
-        {
-            "sequence": int(n),
-            "position": int(t),
-            "token_id": int(ids_NT[n, t]),
-            "document_position": int(t - begin_NT[n, t]) if begin_NT[n, t] else None,
-            "nearest": str(name),
-            "to_early_stop": float(to_early),
-            "to_even": float(to_even),
-            "pc1": finite(pc1),
-            "pc2": finite(pc2),
-        }
-        for (n, t), name, (to_early, to_even, pc1, pc2) in zip(place_P2, nearest_P, value_P4, strict=True)
-    ]
+    n_V, t_V = place_V2.T
+    begin_V = np.maximum.accumulate(begin_NT, axis=1)[n_V, t_V]
+    in_document_V = np.where(begin_V > 0, t_V - begin_V, None)
+    columns = {"sequence": n_V, "position": t_V, "token_id": ids_NT[n_V, t_V], "document_position": in_document_V}
+    columns["nearest"] = nearest_V
+    values = {name: finites(value_V) for name, value_V in zip(POINT_VALUES, value_V4.T, strict=True)}
+    lists = {name: column.tolist() for name, column in columns.items()} | values
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
