@@ -40,6 +40,7 @@ training records the gradients of each block's weights (`gradient_norm`, `train.
 
 Shapes: P probes."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ from torch import Tensor
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finites, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
-from sparsedepth.probe.fork import batches, probing
+from sparsedepth.probe.fork import batches, by_sequence
 from sparsedepth.probe.probed_model import ProbedModel
 
 FORMS = ("per_token", "averaged", "released")
@@ -60,9 +61,9 @@ FORMS = ("per_token", "averaged", "released")
 Pull = Callable[[Tensor], Tensor]
 """u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
 
-Products = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+Products = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of one block and batch: square_BT, ||J_tt - I||_F^2 or its estimate; (mean_t J_tt - I)^T v for each probe
-[B, P, D], for two independent draws of signs; and (mean_s sum_t J_ts - I)^T v for each probe [B, P, D]."""
+[B, P, D], for the first and the second draw of signs; and (mean_s sum_t J_ts - I)^T v for each probe [B, P, D]."""
 
 GRAPH_MEMORY = 8
 """Memory of a pass that keeps its graph, relative to one that does not (approximate)."""
@@ -87,25 +88,25 @@ def jacobian_deviation(
     D for the last, which suits small models only. Raises ValueError for a single probe: it has no standard error."""
     if n_probes is not None and n_probes < 2:
         raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
-    layers: list[list[Products]] = [[] for _ in range(probed.n_layers)]
     shared_seed_L = rng.integers(2**63, size=probed.n_layers)
-    own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), probed.n_layers))
-    n_done = 0
-    with probing(probed, gradients=True):
-        for tokens_BT in batches(probed, tokens_NT, GRAPH_MEMORY):
-            x_BTD = probed.embed(tokens_BT)
-            for index, products in enumerate(layers):
-                pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
-                seeds = own_seed_NL[n_done : n_done + len(x_BTD), index]
-                if n_probes is None:
-                    products.append(_exact_products(pull, x_BTD))
-                else:
-                    shared = torch.Generator().manual_seed(int(shared_seed_L[index]))
-                    v_PD = torch.randn(n_probes, x_BTD.shape[-1], generator=shared).to(x_BTD.device)
-                    products.append(_probed_products(pull, x_BTD, v_PD, seeds))
-                x_BTD = after_BTD
-            n_done += len(tokens_BT)
-        return _summarise(layers, n_probes, x_BTD.shape[-1], rng)
+    own_seed_NL = iter(rng.integers(2**63, size=(len(tokens_NT), probed.n_layers)))
+
+    def of_batch(tokens_BT: Tensor) -> list[Tensor]:
+        x_BTD, products = probed.embed(tokens_BT), []
+        own_seed_BL = np.stack([*itertools.islice(own_seed_NL, len(tokens_BT))])
+        for index in range(probed.n_layers):
+            pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
+            if n_probes is None:
+                products.append(_exact_products(pull, x_BTD))
+            else:
+                shared = torch.Generator().manual_seed(int(shared_seed_L[index]))
+                v_PD = torch.randn(n_probes, x_BTD.shape[-1], generator=shared).to(x_BTD.device)
+                products.append(_probed_products(pull, x_BTD, v_PD, own_seed_BL[:, index]))
+            x_BTD = after_BTD
+        return [torch.stack(each, dim=1).double() for each in zip(*products, strict=True)]
+
+    parts = batches(probed, tokens_NT, GRAPH_MEMORY)
+    return _summarise(*by_sequence(probed, parts, of_batch, gradients=True), rng, is_exact=n_probes is None)
 
 
 def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull, Tensor]:
@@ -134,7 +135,7 @@ def _probed_products(pull: Pull, x_BTD: Tensor, v_PD: Tensor, seeds: np.ndarray)
     v_BTD = torch.stack(draws).to(x_BTD.device)
     square_BT = (signed(v_BTD) * signed(v_BTD)).sum(-1)
     first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
-    return square_BT, (first, second), torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
+    return square_BT, first, second, torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
 
 
 def _exact_products(pull: Pull, x_BTD: Tensor) -> Products:
@@ -148,27 +149,22 @@ def _exact_products(pull: Pull, x_BTD: Tensor) -> Products:
         averaged_BD.append(h_BTD.mean(1))
         released_BD.append(pull(v_D).mean(1))
     averaged_BPD = torch.stack(averaged_BD, dim=1)
-    return square_BT, (averaged_BPD, averaged_BPD), torch.stack(released_BD, dim=1)
+    return square_BT, averaged_BPD, averaged_BPD, torch.stack(released_BD, dim=1)
 
 
 def _summarise(
-    layers: list[list[Products]], n_probes: int | None, width: int, rng: np.random.Generator
+    square_NLT: np.ndarray,
+    first_NLPD: np.ndarray,
+    second_NLPD: np.ndarray,
+    released_NLPD: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    is_exact: bool,
 ) -> dict[str, FormDeviation]:
-    estimate = shared_resamples(rng)
+    estimate, (n_sequences, n_layers, n_tokens) = shared_resamples(rng), square_NLT.shape
 
-    def deviation(form: str) -> FormDeviation:
-        if form == "per_token":
-            squares = [torch.cat([square_BT for square_BT, _, _ in products]) for products in layers]
-            square_LNT = torch.stack(squares).double().cpu().numpy()
-            kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights
-            variance_L = square_LNT.var((1, 2)) / square_LNT[0].size
-        else:
-            factors = [
-                [averaged if form == "averaged" else (released, released) for _, averaged, released in products]
-                for products in layers
-            ]
-            kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, factors), strict=True))
-        unit = width if form == "released" else 1
+    def deviation(kernel_LNN: np.ndarray, variance_L: np.ndarray, unit: float = 1) -> FormDeviation:
+        """From kernels with w' K w the square for weights w of sequences, and its variance over probes."""
 
         def score(weight_RN: np.ndarray) -> np.ndarray:
             square_LR = ((weight_RN @ kernel_LNN) * weight_RN).sum(-1)
@@ -176,29 +172,34 @@ def _summarise(
 
         square_L = kernel_LNN.mean((1, 2))
         value_L = np.sqrt(np.maximum(square_L, 0))
-        square_error_L = np.sqrt(variance_L) if n_probes is not None else np.zeros_like(value_L)
+        square_error_L = 0 * value_L if is_exact else np.sqrt(variance_L)
         with np.errstate(divide="ignore", invalid="ignore"):
             # d sqrt(q) = dq / (2 sqrt(q)), at most the root of the error, also where q is 0.
-            error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
-        found = estimate(score, np.eye(kernel_LNN.shape[1]))
+            error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L)) / unit
+        found = estimate(score, np.eye(n_sequences))
         return FormDeviation(
             by_layer=finites(np.where(square_L >= 0, value_L / unit, np.nan)),
-            standard_error=(error_L / unit).tolist(),
+            standard_error=error_L.tolist(),
             score=found if (square_L >= 0).all() else replace(found, value=None, lo=None, hi=None),
-            score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
+            score_standard_error=float(np.linalg.norm(error_L)) / n_layers,
         )
 
-    return {form: deviation(form) for form in FORMS}
+    mean_LN1 = square_NLT.mean(-1).T[..., None]  # linear in the resample's weights
+    return {
+        "per_token": deviation(mean_LN1, square_NLT.var((0, 2)) / (n_sequences * n_tokens)),
+        "averaged": deviation(*_kernel(first_NLPD, second_NLPD)),
+        "released": deviation(*_kernel(released_NLPD, released_NLPD), unit=released_NLPD.shape[-1]),
+    }
 
 
-def _kernel(factors: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
-    """kernel_NN, with w' K w the square for weights w of sequences, and the variance of the square over probes."""
-    first_NPD, second_NPD = (torch.cat(factor).double() for factor in zip(*factors, strict=True))
-    n_probes = first_NPD.shape[1]
-    kernel_NN = first_NPD.flatten(1) @ second_NPD.flatten(1).T / n_probes
-    gram_PP = first_NPD.mean(0) @ first_NPD.mean(0).T
-    off_diagonal = gram_PP.square().sum() - gram_PP.diagonal().square().sum()
-    return kernel_NN.cpu().numpy(), (2 * off_diagonal / (n_probes**2 * max(1, n_probes - 1))).item()
+def _kernel(first_NLPD: np.ndarray, second_NLPD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """kernel_LNN of the products with two draws, and variance_L."""
+    n_probes = first_NLPD.shape[2]
+    mean_LPD = first_NLPD.mean(0)
+    gram_LPP = mean_LPD @ mean_LPD.swapaxes(1, 2)
+    off_diagonal_L = (gram_LPP**2 * (1 - np.eye(n_probes))).sum((1, 2))
+    kernel_LNN = np.einsum("nlpd,mlpd->lnm", first_NLPD, second_NLPD, optimize=True) / n_probes
+    return kernel_LNN, 2 * off_diagonal_L / (n_probes**2 * max(1, n_probes - 1))
 
 
 def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
@@ -213,19 +214,19 @@ def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
 def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
     """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one
     backward pass, with a graph of all blocks."""
-    parts = []
-    with probing(probed, gradients=True):
-        for part in scored.parts(probed, GRAPH_MEMORY):
-            with torch.enable_grad():
-                states = [probed.embed(part.inputs).detach().requires_grad_()]
-                for layer in range(1, probed.n_layers + 1):
-                    states.append(probed.block(layer, states[-1]))
-                logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), part.targets.flatten()
-                # The sum, not the mean, so that batches add up.
-                loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
-                grads = torch.autograd.grad(loss, states)
-            parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())
-    square_NL = torch.cat(parts).numpy()
+
+    def squares(part: Scored) -> list[Tensor]:
+        with torch.enable_grad():
+            states = [probed.embed(part.inputs).detach().requires_grad_()]
+            for layer in range(1, probed.n_layers + 1):
+                states.append(probed.block(layer, states[-1]))
+            logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), part.targets.flatten()
+            # The sum, not the mean, so that batches add up.
+            loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
+            grads = torch.autograd.grad(loss, states)
+        return [torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1)]
+
+    (square_NL,) = by_sequence(probed, scored.parts(probed, GRAPH_MEMORY), squares, gradients=True)
 
     def by_layer(square_RL: np.ndarray) -> np.ndarray:
         return np.sqrt(ratio(square_RL, square_RL[:, -1:]))

@@ -109,14 +109,18 @@ def test_the_error_of_a_mean_over_layers_is_that_of_independent_ones():
 
 def test_a_square_that_noise_makes_negative_is_missing_and_not_0():
     """The second layer's two draws of probes disagree: of all forms only the one that multiplies them is negative."""
-    probes_NPD = torch.tensor([[[1.0, 2.0], [2.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.0], [1.0, 1.0]]])
-    first, second = ([(torch.ones(3, 4), (probes_NPD, sign * probes_NPD), probes_NPD)] for sign in (1, -1))
-    found = _summarise([first, second], 2, 2, rng())
+    probes_NPD = np.array([[[1.0, 2.0], [2.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.0], [1.0, 1.0]]])
+    first_NLPD = np.stack((probes_NPD, probes_NPD), axis=1)
+
+    def summarised(second_NLPD):
+        return _summarise(np.ones((3, 2, 4)), first_NLPD, second_NLPD, first_NLPD, rng(), is_exact=False)
+
+    found = summarised(np.stack((probes_NPD, -probes_NPD), axis=1))
     known, missing = found["averaged"].by_layer
     assert known is not None and known > 0 and missing is None
     assert (found["averaged"].score.value, found["averaged"].score.lo) == (None, None)
     assert None not in found["released"].by_layer and found["released"].score.value is not None
-    assert _summarise([first, first], 2, 2, rng())["averaged"].score.value == pytest.approx(known)
+    assert summarised(first_NLPD)["averaged"].score.value == pytest.approx(known)
 
 
 def test_probes_do_not_depend_on_the_batch():
