@@ -46,11 +46,12 @@ import math
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import by_pair, finites, mean_of_last, ratio, shared_resamples
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, chunk_size, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
@@ -180,7 +181,6 @@ MIN_LAYERS = 4
 """With fewer there are no two middle layers."""
 MAX_POINTS = 2000
 """Tokens kept individually, drawn at random: as many as in the published figure."""
-POINT_VALUES = ("to_early_stop", "to_even", "pc1", "pc2")
 MIN_ROTATION = 1e-6
 """rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32
 states: without a shape, and, as differences between tokens, without principal components."""
@@ -207,7 +207,8 @@ def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
     places_V2 = (angles_VL - mean_L) @ components_2L.T
     points = _points(ids_NT, eod, np.argwhere(valid_NT), nearest_V, np.hstack((to_ideals_V2, places_V2)))
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
-    rows.tokens.extend({"step": rows.step, **points[index]} for index in chosen_P)
+    chosen = points.iloc[chosen_P].astype(object)
+    rows.tokens.extend({"step": rows.step, **row} for row in chosen.where(chosen.notna(), None).to_dict("records"))
     estimate = shared_resamples(rng)
     for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
         near_NT = np.zeros(valid_NT.shape, dtype=bool)
@@ -276,16 +277,13 @@ def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, list[float | None]]
 
 def _points(
     ids_NT: np.ndarray, eod: int | None, place_V2: np.ndarray, nearest_V: np.ndarray, value_V4: np.ndarray
-) -> list[Row]:
+) -> pd.DataFrame:
     """`value_V4`: the angles to both ideals, and the places along both components."""
     begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)  # of each token's document; 0 = before the sequence, or unknown
     if eod is not None:
         begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
     n_V, t_V = place_V2.T
     begin_V = np.maximum.accumulate(begin_NT, axis=1)[n_V, t_V]
-    in_document_V = np.where(begin_V > 0, t_V - begin_V, None)
-    columns = {"sequence": n_V, "position": t_V, "token_id": ids_NT[n_V, t_V], "document_position": in_document_V}
-    columns["nearest"] = nearest_V
-    values = {name: finites(value_V) for name, value_V in zip(POINT_VALUES, value_V4.T, strict=True)}
-    lists = {name: column.tolist() for name, column in columns.items()} | values
-    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    places = {"sequence": n_V, "position": t_V, "token_id": ids_NT[n_V, t_V]}
+    places |= {"document_position": np.where(begin_V > 0, t_V - begin_V, None), "nearest": nearest_V}
+    return pd.DataFrame(places | dict(zip(("to_early_stop", "to_even", "pc1", "pc2"), value_V4.T, strict=True)))
