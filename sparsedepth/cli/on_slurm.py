@@ -14,7 +14,7 @@ import typer
 from sparsedepth.cli import option, preflight
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cli.start_sweep import runtime_config
-from sparsedepth.cluster.array import TaskArray, check, task_counts
+from sparsedepth.cluster.array import TaskArray, check
 from sparsedepth.cluster.slurm import Request
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
@@ -23,6 +23,7 @@ from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 from sparsedepth.words.price import array_lines, price_line
+from sparsedepth.words.status import tasks_text
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
@@ -171,7 +172,7 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
                 active = [task for task in array.queued() if task.is_active]
             except ValueError as error:
                 print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
-            if active is not None and (line := task_counts(active)) != printed:
+            if active is not None and (line := tasks_text(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
             if runs is None or definition.tune:  # finished tuning runs determine the next runs

@@ -20,8 +20,9 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
-from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, running_line, varied_fields
+from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
 from sparsedepth.words.plain_text import duration, visible
+from sparsedepth.words.status import running_text
 
 
 class ProgressDisplay:
@@ -68,7 +69,7 @@ class ProgressDisplay:
             print(f"{count} {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
             for state in states:
                 if state.state == "running":
-                    print(f"  {running_line(state, self._name(state))}", file=sys.stderr, flush=True)
+                    print(f"  {running_text(state, self._name(state))}", file=sys.stderr, flush=True)
             self.printed_at = now
 
     def _share_and_eta(self, states: list[RunState]) -> tuple[float, str]:
@@ -104,7 +105,7 @@ class ProgressDisplay:
         )
         for state in states:
             if state.state == "running":
-                table.add_row(f"  {escape(running_line(state, self._name(state)))}")
+                table.add_row(f"  {escape(running_text(state, self._name(state)))}")
         failed = Counter(state.reason for state in states if state.state in FAILED)
         for reason, count in failed.most_common(3):
             table.add_row(f"  [red]failed {count}x[/]: {escape(str(reason))[:150]}")

@@ -7,56 +7,116 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sparsedepth.cli import option
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import counted, visible, wrapped
+from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.status import status_lines, status_text, task_text
 
 if TYPE_CHECKING:
-    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.cluster.slurm import QueuedTask
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState, SweepSummary
-
-RUN_LINE = re.compile(r"  \w+ [0-9a-f]{12}\b")
-"""A line about one run: '  interrupted 333333333333 (task 12_3 on n3): preemption'."""
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArrayStatus:
+    """What Slurm says of the tasks of a folder."""
+
+    name: str
+    active: "list[QueuedTask]"
+    problem: str
+    """Why it did not answer."""
+    stuck: str | None
+    """Tasks that repeatedly reach their time limit without progress, and the fix."""
+    stopped: "list[tuple[RunState, str]]"
+    """Each stopped run, with why its last task ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStatus:
+    summary: "SweepSummary"
+    trunks: "Mapping[str, str]"
+    """run_id -> 'trunk 3f2a1b', or which branch of it."""
+    array: ArrayStatus | None
+
+    def as_json(self) -> dict[str, Any]:
+        summary = self.summary
+        running = [(state, state.progress) for state in summary.states if state.state == "running"]
+        return {
+            "name": summary.definition.name if summary.definition else None,
+            "question": summary.definition.question if summary.definition else None,
+            "runs": summary.expected,
+            "counts": dict(summary.counts),
+            "share_done": summary.share,
+            "is_left": summary.is_left,
+            "running": [
+                {
+                    "run_id": state.run_id,
+                    "phase": progress.phase if progress else None,
+                    "done": state.done,
+                    "loss": progress.loss if progress else None,
+                    "seconds_left": progress.left if progress else None,
+                }
+                for state, progress in running
+            ],
+            "ended": [
+                {"state": state, "reason": reason, "runs": n} for (state, reason), n in summary.ended.most_common()
+            ],
+            "best": summary.best._asdict() if summary.best else None,
+            "node_hours": summary.node_hours,
+            "remarks": list(summary.remarks),
+        }
+
+
+@dataclass(frozen=True)
+class StatusCommand:
+    folder: Folder
+
+    def compute(self) -> SweepStatus:
+        """Raises ValueError for a folder without runs of its own."""
+        from sparsedepth.plan.budgets import trunk_names
+
+        summary = summary_of(self.folder)
+        trunks = trunk_names([state.config for state in summary.states if state.config])
+        return SweepStatus(summary=summary, trunks=trunks, array=_array_status(self.folder, summary))
+
+
+@option.command
 def status(
-    folder: Folder,
+    given: StatusCommand,
     watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
     format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
-    _check_exists(folder)
-    if format == "json":
-        if watch:
-            raise ValueError("--watch repeats a text; for --format json call `status` again")
-        print(json.dumps(_status_json(summary_of(folder)), indent=1))
-        return
-    lines, is_left = _status_lines(folder)
+    if format == "json" and watch:
+        raise ValueError("--watch repeats a text; for --format json call `status` again")
+    found = given.compute()
     if not watch:
-        for line in lines:  # not wrapped, for `grep`, if about one run
-            print(line if RUN_LINE.match(line) else wrapped([line]).rstrip("\n"))
+        print(status_text(found) if format == "table" else f"{json.dumps(found.as_json(), indent=1)}\n", end="")
         return
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        while is_left:
-            live.update("\n".join(lines), refresh=True)
+        while found.summary.is_left:
+            live.update("\n".join(status_lines(found)), refresh=True)
             time.sleep(every)
-            lines, is_left = _status_lines(folder)
+            found = given.compute()
+    text = "\n".join(status_lines(found))
     if console.is_terminal:  # elsewhere Live prints its last state by itself
-        live.update("\n".join(lines), refresh=True)
-    print("\n".join(lines) if not console.is_terminal else "no run is left")
+        live.update(text, refresh=True)
+    print(text if not console.is_terminal else "no run is left")
 
 
 def _check_exists(folder: Path) -> None:
@@ -70,6 +130,7 @@ def summary_of(folder: Path) -> "SweepSummary":
     from sparsedepth.store.packs import INDEX, RUNS, WORK, no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
+    _check_exists(folder)
     summary = sweep_summary(folder)
     if summary.states or summary.definition:
         return summary
@@ -80,87 +141,27 @@ def summary_of(folder: Path) -> "SweepSummary":
     raise ValueError(no_run_text([folder]))
 
 
-def _status_json(summary: "SweepSummary") -> dict[str, Any]:
-    running = [(state, state.progress) for state in summary.states if state.state == "running"]
-    return {
-        "name": summary.definition.name if summary.definition else None,
-        "question": summary.definition.question if summary.definition else None,
-        "runs": summary.expected,
-        "counts": dict(summary.counts),
-        "share_done": summary.share,
-        "is_left": summary.is_left,
-        "running": [
-            {
-                "run_id": state.run_id,
-                "phase": progress.phase if progress else None,
-                "done": state.done,
-                "loss": progress.loss if progress else None,
-                "seconds_left": progress.left if progress else None,
-            }
-            for state, progress in running
-        ],
-        "ended": [{"state": state, "reason": reason, "runs": n} for (state, reason), n in summary.ended.most_common()],
-        "best": summary.best._asdict() if summary.best else None,
-        "node_hours": summary.node_hours,
-        "remarks": list(summary.remarks),
-    }
+def _array_status(folder: Path, summary: "SweepSummary") -> ArrayStatus | None:
+    """None for a folder that was never submitted."""
+    from sparsedepth.cluster.array import TaskArray
 
-
-def _status_lines(folder: Path) -> tuple[list[str], bool]:
-    """The lines of `status`, and whether runs are running or still to come."""
-    from sparsedepth.plan.budgets import trunk_line, trunk_names
-    from sparsedepth.run.scratch import task_text
-    from sparsedepth.sweep.status import running_line
-
-    summary = summary_of(folder)
-    definition, states = summary.definition, summary.states
-    lines = [f"{definition.name}: {definition.question}"] if definition else []
-    lines.append(summary.counts_text)
-    names = trunk_names([state.config for state in states if state.config])
-    lines += filter(None, [trunk_line(names, {state.run_id for state in states if state.state == "complete"})])
-    for state in states:
-        if state.state == "running":
-            trunk = f" ({names[state.run_id]})" if state.run_id in names else ""
-            lines.append(f"  running {running_line(state, state.run_id)}{task_text(state.starts)}{trunk}")
-    if definition is None:
-        resume = "run the same command again to resume"
-        lines += [f"  interrupted {state.run_id}: {resume}" for state in states if state.state == "interrupted"]
-    lines += _slurm_lines(folder, definition, states)
-    if summary.node_hours is not None:
-        n_complete = summary.counts["complete"]
-        per_run = f", {summary.node_hours / n_complete:.3g} per complete run" if n_complete else ""
-        lines.append(f"  used: {summary.node_hours:.3g} node hours by the runs' own clocks{per_run}")
-    lines += [f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common()]
-    if summary.best:
-        advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
-        advice = "no result is complete yet" if summary.best.is_of_tuning else advice
-        lines.append(f"  {summary.best.text}; {advice}")
-    lines += [f"  {remark}" for remark in summary.remarks]
-    return [visible(line) for line in lines], summary.is_left
-
-
-def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
-    """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
-    from sparsedepth.cluster.array import TaskArray, task_counts
-    from sparsedepth.run.scratch import task_text
-
-    array = TaskArray(sweep=definition.name if definition else "", results=folder)
+    array = TaskArray(sweep=summary.definition.name if summary.definition else "", results=folder)
     if not array.folder.is_dir():
-        return []
-    tasks = []
+        return None
+    tasks, problem = [], ""
     try:
         tasks = array.queued()
-        lines = [f"  tasks of {array.name}: {task_counts([task for task in tasks if task.is_active])}"]
     except ValueError as error:
-        lines = [f"  tasks of {array.name}: unknown ({error})"]
-    if warning := array.stuck_tasks_text():
-        lines.append(f"  {warning}")
-    stopped = [state for state in states if state.starts and state.state != "running"]
+        problem = str(error)
+    stopped = [state for state in summary.states if state.starts and state.state != "running"]
     reasons = array.end_reasons([state.starts[-1] for state in stopped], tasks)
-    for state, reason in zip(stopped, reasons, strict=True):
-        why = reason if state.state == "interrupted" else state.reason or reason  # not why an earlier attempt failed
-        lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}")
-    return lines
+    return ArrayStatus(
+        name=array.name,
+        active=[task for task in tasks if task.is_active],
+        problem=problem,
+        stuck=array.stuck_tasks_text(),
+        stopped=[*zip(stopped, reasons, strict=True)],
+    )
 
 
 def logs(
@@ -171,7 +172,6 @@ def logs(
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
     from sparsedepth.files import read_regular
-    from sparsedepth.run.scratch import task_text
 
     _check_exists(folder)
     if run is None and (follow or task):

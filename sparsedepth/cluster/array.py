@@ -9,8 +9,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sparsedepth import files
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, header, script_body, time_advice
 from sparsedepth.run.scratch import Allocation
+from sparsedepth.words.status import task_state_text
 
 START_SECONDS = 20
 """Assumed time from the start of a task to the first training step."""
@@ -193,10 +193,10 @@ class TaskArray:
         for start in starts:
             end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
             if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
-                yield task.text
+                yield task_state_text(task)
             else:
                 reason = end.reason if end else "killed, or its node failed"
-                yield reason + (f"; now {task.text}" if task and task.is_active else "")
+                yield reason + (f"; now {task_state_text(task)}" if task and task.is_active else "")
 
     def cancel_pending(self) -> None:
         if pending := [task.task for task in self.queued() if task.state == "PENDING"]:
@@ -218,12 +218,6 @@ class TaskArray:
                 raise ValueError(f"{len(active)} tasks still run; kill them with `scancel --name={self.name}`")
             time.sleep(2.0)
         return len(stopped)
-
-
-def task_counts(tasks: Sequence[QueuedTask]) -> str:
-    """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
-    states = Counter(task.text for task in tasks)
-    return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
 def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition:

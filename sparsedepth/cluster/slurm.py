@@ -187,13 +187,6 @@ class QueuedTask(NamedTuple):
     def is_active(self) -> bool:
         return self.state not in ENDED
 
-    @property
-    def text(self) -> str:
-        """'running'; with the reason if it is pending or failed."""
-        state = self.state.lower().replace("_", " ")
-        has_no_reason = self.reason in ("None", "") or self.reason.lower() == state.replace(" ", "")
-        return state if has_no_reason or self.state == "RUNNING" else f"{state} ({self.reason})"
-
 
 class Partition(NamedTuple):
     name: str

@@ -13,7 +13,7 @@ state before its decay (`TrainConfig.trunk_key`). Branches of one trunk share it
 to the statistics."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sparsedepth.config.cost import cost
@@ -199,15 +199,6 @@ def trunk_names(runs: Sequence[RunConfig]) -> dict[str, str]:
         for number, branch in enumerate(branches, start=1):
             names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {str(key)[:6]}"
     return names
-
-
-def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
-    """'4 trunks (3 complete) with 12 branches (9 complete)'; '' without any."""
-    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
-    branches = [run_id for run_id in names if run_id not in trunks]
-    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
-    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
-    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True)) if names else ""
 
 
 def shared_steps(runs: Sequence[RunConfig], among: Sequence[RunConfig] | None = None) -> list[int]:

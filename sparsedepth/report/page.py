@@ -32,8 +32,9 @@ from sparsedepth.recipe.text import card_markdown, paragraph, recipe_table, sent
 from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
-from sparsedepth.sweep.status import SweepSummary, running_line, sweep_summary, varied_fields
+from sparsedepth.sweep.status import SweepSummary, sweep_summary, varied_fields
 from sparsedepth.words.plain_text import counted, duration, visible
+from sparsedepth.words.status import best_text, counts_text, running_text
 
 LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
@@ -259,14 +260,14 @@ def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
     for state in summary.states:
         if state.state == "running":
             name = varied_fields(definition, state.config) if definition and state.config else state.run_id
-            lines.append(f"running: {running_line(state, name)}")
+            lines.append(f"running: {running_text(state, name)}")
     for (state, cause), n in summary.ended.most_common():
         lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
-    lines += [summary.best.text] if summary.best else []
+    lines += [best_text(summary.best)] if summary.best else []
     return {
         "folder": visible(folder),
         "share": summary.share,
         "percent": f"{math.floor(100 * summary.share)}%",
-        "counts": summary.counts_text if summary.states else "no runs yet",
+        "counts": counts_text(summary) if summary.states else "no runs yet",
         "lines": [visible(line) for line in (*lines, *summary.remarks)],
     }

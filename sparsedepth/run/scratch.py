@@ -83,11 +83,6 @@ def manifest_facts(starts: Sequence[Allocation]) -> dict[str, Any]:
     return {"node_hours": node_hours(starts), "allocations": tasks} if tasks else {}
 
 
-def task_text(starts: Sequence[Allocation]) -> str:
-    """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
-    return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
-
-
 def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Allocation | None:
     """The Slurm task of this process, which computes `runs` in parallel; None outside of Slurm."""
     if "SLURM_JOB_ID" not in environment:

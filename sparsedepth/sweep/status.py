@@ -25,7 +25,7 @@ from sparsedepth.store.packs import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndRule, EndState, ResultsIndex, end_rule, has_begun
-from sparsedepth.words.plain_text import duration, visible
+from sparsedepth.words.plain_text import visible
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -49,6 +49,11 @@ class RunState:
         if self.state == "complete":
             return 1.0
         return self.progress.done if self.progress and self.state != "planned" else 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        """Its machine may be down."""
+        return self.progress is not None and time.time() - self.progress.at > SILENT_SECONDS
 
 
 def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: EndRule | None = None) -> RunState:
@@ -171,14 +176,6 @@ class BestRun(NamedTuple):
     among: str
     """' of this definition' where another run of the folder is better; else empty."""
 
-    @property
-    def text(self) -> str:
-        """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
-        lowest = "lowest" if quantities.IN_RUNS[self.objective].better == "low" else "highest"
-        others = f"mean of its {self.n_seeds} seeds {self.mean:.4g}" if self.n_seeds > 1 else "its only seed"
-        run = f"{'tuning' if self.is_of_tuning else 'single'} run{self.among}"
-        return f"{lowest} {run}: {self.objective} {self.value:.4g} ({self.label}; {others})"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSummary:
@@ -197,17 +194,6 @@ class SweepSummary:
     @property
     def is_grid(self) -> bool:
         return self.definition is None or not self.definition.adaptive
-
-    @property
-    def counts_text(self) -> str:
-        """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of an adaptive sampler, whose proposals are
-        unknown, without 'planned', but at most how many there will be."""
-        counts = self.counts
-        shown: list[State] = ["complete", "running", "interrupted", "failed"]
-        shown += [state for state in ("infeasible", "pruned", "damaged") if counts[state]]
-        shown += ["planned"] * self.is_grid
-        at_most = "" if self.is_grid else f" (at most {self.expected} in total; equal proposals share their runs)"
-        return ", ".join(f"{counts[state]} {state}" for state in shown) + at_most
 
     @property
     def counts(self) -> Counter[State]:
@@ -269,19 +255,6 @@ def sweep_summary(folder: Path) -> SweepSummary:
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )
-
-
-def running_line(state: RunState, name: str) -> str:
-    """A running run's phase, share done, loss and estimated time left."""
-    if state.progress is None:
-        return f"{name}: starting"
-    parts = [state.progress.phase, f"{state.progress.done:.0%}"]
-    if state.progress.loss is not None:
-        parts.append(f"loss {state.progress.loss:.3f}")
-    if state.progress.left is not None:
-        parts.append(f"about {duration(state.progress.left)} left")
-    is_silent = time.time() - state.progress.at > SILENT_SECONDS  # its machine may be down
-    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * is_silent
 
 
 def _results(definition: SweepDefinition | None, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

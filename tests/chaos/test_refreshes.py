@@ -32,10 +32,10 @@ if kind == "query":
         with open_store(results) as store:
             store.sql("select avg(value), avg(val_loss) from runs join layers using (run_id)")
 elif kind == "status":
-    from sparsedepth.cli.status import _status_lines
+    from sparsedepth.cli.status import StatusCommand
 
     def refresh():
-        _status_lines(results)
+        StatusCommand(results).compute()
 else:
     from sparsedepth.report.page import write_report
 

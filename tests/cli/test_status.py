@@ -71,7 +71,7 @@ def test_status_counts_and_names_damage(standing):
 
 def test_status_loads_neither_torch_nor_a_database(standing):
     code = "from sparsedepth.cli import status; from pathlib import Path; "
-    code += f"status._status_lines(Path({str(standing[0])!r}))"
+    code += f"status.StatusCommand(Path({str(standing[0])!r})).compute()"
     check = "import sys; print(sorted({'torch', 'duckdb', 'pandas', 'sqlalchemy', 'optuna'} & set(sys.modules)))"
     command = [sys.executable, "-c", f"{code}; {check}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout == "[]\n"

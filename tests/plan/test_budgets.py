@@ -5,9 +5,10 @@ import pytest
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.budgets import amount, match, shared_steps, summary, trunk_line, trunk_names
+from sparsedepth.plan.budgets import amount, match, shared_steps, summary, trunk_names
 from sparsedepth.plan.price import PricingSetup, price_of
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.words.status import trunks_text
 
 BASE = {"d_model": 64, "n_heads": 4, "d_ff": 160, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
 
@@ -270,9 +271,9 @@ def test_status_names_trunk_and_branches():
         f"trunk {key}",
     ]
     done = {config.run_id for config in runs[:6]}  # the first trunk, and two branches of the second
-    assert trunk_line(names, done) == "2 trunks (1 complete) with 6 branches (5 complete)"
+    assert trunks_text(names, done) == "2 trunks (1 complete) with 6 branches (5 complete)"
     alone = trunk_names([planned.config for planned in plan(branch_at=[]).runs()])
-    assert alone == {} and trunk_line(alone, done) == ""
+    assert alone == {}
 
 
 @pytest.mark.parametrize(

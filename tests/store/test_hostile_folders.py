@@ -17,6 +17,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.probe.load import load_model
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.status import status_lines
 
 DEEP = "[" * 5_000
 KIND = {"shape_id": "x", "seconds": {"value": "1", "factor": 0}, "memory_bytes": None}
@@ -98,7 +99,7 @@ def test_crafted_files_beside_the_runs_change_no_answer(whole, tmp_path, form, m
     results = copied(whole, tmp_path / "results")
     for place in ASIDE:
         spoilt(results, place, form)
-    lines, _ = status._status_lines(results)
+    lines = status_lines(status.StatusCommand(results).compute())
     assert lines[1].startswith("0 complete, 0 running, ")
     assert status._runs_with_log(results)
     with open_store(results) as store:
@@ -111,7 +112,7 @@ def test_a_crafted_record_is_an_answer_or_a_line(whole, tmp_path, form):
     for number, place in enumerate(RECORDS):
         results = copied(whole, tmp_path / str(number))
         spoilt(results, place, form)
-        for read in (status._status_lines, status._runs_with_log, open_store):
+        for read in (lambda results: status.StatusCommand(results).compute(), status._runs_with_log, open_store):
             try:
                 assert read(results)
             except (ValueError, OSError) as error:

@@ -1,0 +1,122 @@
+"""How far the runs of a folder are: the lines of `status`, and what other commands say of runs and Slurm tasks."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparsedepth import quantities
+from sparsedepth.words.plain_text import counted, duration, visible, wrapped
+
+if TYPE_CHECKING:
+    from sparsedepth.cli.status import ArrayStatus, SweepStatus
+    from sparsedepth.cluster.slurm import QueuedTask
+    from sparsedepth.run.scratch import Allocation
+    from sparsedepth.sweep.status import BestRun, RunState, State, SweepSummary
+
+RUN_LINE = re.compile(r"  \w+ [0-9a-f]{12}\b")
+"""A line about one run: '  interrupted 333333333333 (task 12_3 on n3): preemption'."""
+
+
+def status_text(status: "SweepStatus") -> str:
+    """The lines as they are printed: wrapped, but for those about one run, which `grep` finds."""
+    lines = status_lines(status)
+    return "".join(f"{line}\n" if RUN_LINE.match(line) else wrapped([line]) for line in lines)
+
+
+def status_lines(status: "SweepStatus") -> list[str]:
+    """The question, counts, each running run, what Slurm says, causes of failures, the best run and remarks."""
+    summary, names = status.summary, status.trunks
+    definition, states = summary.definition, summary.states
+    lines = [f"{definition.name}: {definition.question}"] if definition else []
+    lines.append(counts_text(summary))
+    if names:
+        lines.append(trunks_text(names, {state.run_id for state in states if state.state == "complete"}))
+    for state in states:
+        if state.state == "running":
+            trunk = f" ({names[state.run_id]})" if state.run_id in names else ""
+            lines.append(f"  running {running_text(state, state.run_id)}{task_text(state.starts)}{trunk}")
+    if definition is None:
+        resume = "run the same command again to resume"
+        lines += [f"  interrupted {state.run_id}: {resume}" for state in states if state.state == "interrupted"]
+    if status.array:
+        lines += array_status_lines(status.array)
+    if summary.node_hours is not None:
+        n_complete = summary.counts["complete"]
+        per_run = f", {summary.node_hours / n_complete:.3g} per complete run" if n_complete else ""
+        lines.append(f"  used: {summary.node_hours:.3g} node hours by the runs' own clocks{per_run}")
+    lines += [f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common()]
+    if summary.best:
+        advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
+        advice = "no result is complete yet" if summary.best.is_of_tuning else advice
+        lines.append(f"  {best_text(summary.best)}; {advice}")
+    return [visible(line) for line in (*lines, *(f"  {remark}" for remark in summary.remarks))]
+
+
+def array_status_lines(array: "ArrayStatus") -> list[str]:
+    """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
+    tasks = f"unknown ({array.problem})" if array.problem else tasks_text(array.active)
+    lines = [f"  tasks of {array.name}: {tasks}"]
+    if array.stuck:
+        lines.append(f"  {array.stuck}")
+    for state, reason in array.stopped:
+        why = reason if state.state == "interrupted" else state.reason or reason  # not why an earlier attempt failed
+        lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}")
+    return lines
+
+
+def counts_text(summary: "SweepSummary") -> str:
+    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of an adaptive sampler, whose proposals are
+    unknown, without 'planned', but at most how many there will be."""
+    shown: list[State] = ["complete", "running", "interrupted", "failed"]
+    shown += [state for state in ("infeasible", "pruned", "damaged") if summary.counts[state]]
+    shown += ["planned"] * summary.is_grid
+    at_most = "" if summary.is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
+    return ", ".join(f"{summary.counts[state]} {state}" for state in shown) + at_most
+
+
+def best_text(best: "BestRun") -> str:
+    """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
+    lowest = "lowest" if quantities.IN_RUNS[best.objective].better == "low" else "highest"
+    others = f"mean of its {best.n_seeds} seeds {best.mean:.4g}" if best.n_seeds > 1 else "its only seed"
+    run = f"{'tuning' if best.is_of_tuning else 'single'} run{best.among}"
+    return f"{lowest} {run}: {best.objective} {best.value:.4g} ({best.label}; {others})"
+
+
+def running_text(state: "RunState", name: str) -> str:
+    """A running run's phase, share done, loss and estimated time left."""
+    if state.progress is None:
+        return f"{name}: starting"
+    parts = [state.progress.phase, f"{state.progress.done:.0%}"]
+    if state.progress.loss is not None:
+        parts.append(f"loss {state.progress.loss:.3f}")
+    if state.progress.left is not None:
+        parts.append(f"about {duration(state.progress.left)} left")
+    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * state.is_silent
+
+
+def trunks_text(names: Mapping[str, str], complete: Collection[str]) -> str:
+    """'4 trunks (3 complete) with 12 branches (9 complete)', by what each run is called."""
+    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
+    branches = [run_id for run_id in names if run_id not in trunks]
+    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
+    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
+    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True))
+
+
+def task_text(starts: "Sequence[Allocation]") -> str:
+    """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
+    return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
+
+
+def tasks_text(tasks: "Sequence[QueuedTask]") -> str:
+    """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
+    states = Counter(task_state_text(task) for task in tasks)
+    return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
+
+
+def task_state_text(task: "QueuedTask") -> str:
+    """'running'; with the reason if it is pending or failed."""
+    state = task.state.lower().replace("_", " ")
+    has_no_reason = task.reason in ("None", "") or task.reason.lower() == state.replace(" ", "")
+    return state if has_no_reason or task.state == "RUNNING" else f"{state} ({task.reason})"
