@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import subprocess
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparsedepth import __version__
+from sparsedepth.words.doctor import doctor_text, error_text
 from sparsedepth.words.plain_text import counted
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output
     required part does not work."""
     findings = list(examine())
     healthy = not any(finding.needed and finding.state != "ok" for finding in findings)
-    if format == "json":
-        print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        _print(findings, healthy)
+    as_json = {"ok": healthy, "findings": [asdict(finding) for finding in findings]}
+    print(json.dumps(as_json, indent=2) if format == "json" else doctor_text(findings, healthy))
     raise typer.Exit(0 if healthy else 1)
 
 
@@ -141,13 +139,9 @@ def _package(
         if load:
             load()
     except Exception as error:  # a broken package, or a build for another torch, may raise anything
-        fact = f"{version} does not load: {_one_line(error)}"
+        fact = f"{version} does not load: {error_text(error)}"
         return replace(finding, state="broken", fact=fact, fix=rebuild.replace("VERSION", version) or fix)
     return replace(finding, fact=version, fix="")
-
-
-def _one_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
 
 
 def _devices() -> Iterator[Finding]:
@@ -213,21 +207,5 @@ def _kernel_error(part: "Part", kernel: str, setting: "KernelFacts") -> str | No
         if not out.isfinite().all():
             return "its result is not finite"
     except Exception as error:  # a kernel may raise anything
-        return _one_line(error)
+        return error_text(error)
     return None
-
-
-def _print(findings: list[Finding], healthy: bool) -> None:
-    groups = {"system": "This machine", "package": "Required packages", "optional": "Optional"}
-    groups |= {"attention": "Attention (* = auto)", "experts": "Experts (* = auto)"}
-    for group, title in groups.items():
-        rows = [finding for finding in findings if finding.group == group]
-        if rows:
-            print(title)
-        for row in rows:
-            mark = "*" if row.chosen else " "
-            state = "" if row.group in ("system", "package") and row.state == "ok" else f"{row.state}  "
-            print(f" {mark} {row.name:16} {state}{row.fact}")
-            if row.fix:
-                print(f"     fix: {row.fix}")
-    print("sparsedepth is ready." if healthy else "sparsedepth cannot run: fix the missing or broken parts above.")

@@ -7,6 +7,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.measure import evaluation_text, metric_name
 from sparsedepth.words.table import table
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from sparsedepth.exchange.evaluate import HarnessTask
     from sparsedepth.probe.load import LoadedModel
-    from sparsedepth.store.evals import Evaluation, Result
+    from sparsedepth.store.evals import Evaluation
 
 
 def evaluate(
@@ -76,10 +77,11 @@ def _evaluate(
         stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
         for folder in stored.values():
             evaluations.append(read_evaluation(folder))
-            _print_evaluation(evaluations[-1], "stored")
+            print(evaluation_text(evaluations[-1], "stored"))
         for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
             evaluations.append(evaluation)
-            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
+            note = "" if out is None else f"written: {save_evaluation(out, evaluation)}"
+            print(evaluation_text(evaluation, note))
     return evaluations
 
 
@@ -95,38 +97,17 @@ def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation
 
 
 def _print_losses(evaluations: "list[Evaluation]") -> None:
+    """What each task loses without layers, beside its score with and without them."""
     from sparsedepth.exchange.evaluate import LOST
 
-    values = {
-        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
-        for evaluation in evaluations
-        for result in evaluation.results
-    }
+    found = [(evaluation, result) for evaluation in evaluations for result in evaluation.results]
+    values = {(of.task_hash, of.without, result.metric, result.filter): result.value for of, result in found}
     rows = []
-    for evaluation in evaluations:
-        for drop in evaluation.results:
-            if evaluation.without is None or not drop.metric.endswith(LOST):
-                continue
-            metric, without = drop.metric.removesuffix(LOST), evaluation.without
-            before, after = (values[evaluation.task_hash, layers, metric, drop.filter] for layers in (None, without))
-            rows.append((evaluation.task, _name(metric, drop), without, before, after, drop.value, drop.lo, drop.hi))
+    for of, drop in found:
+        if of.without is not None and drop.metric.endswith(LOST):
+            metric = drop.metric.removesuffix(LOST)
+            both = [values[of.task_hash, layers, metric, drop.filter] for layers in (None, of.without)]
+            rows.append((of.task, metric_name(drop, metric), of.without, *both, drop.value, drop.lo, drop.hi))
     if rows:
         columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
         print(f"\n{table(QueryResult(columns, tuple(rows)))}")
-
-
-def _name(metric: str, result: "Result") -> str:
-    return metric if result.filter == "none" else f"{metric}, {result.filter}"
-
-
-def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
-    task = f"{evaluation.task} (version {evaluation.task_version})"
-    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
-    for result in evaluation.results:
-        value = "-" if result.value is None else f"{result.value:.4g}"
-        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
-        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
-        print(f"  {_name(result.metric, result):26} {value}{error}")
-    if evaluation.n_truncated:
-        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")

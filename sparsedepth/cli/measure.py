@@ -12,12 +12,14 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column
-from sparsedepth.words.plain_text import did_you_mean, wrapped
+from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text
+from sparsedepth.words.plain_text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparsedepth.run.measure_existing_model import MeasurementResult
+    from sparsedepth.probe.text import TokenArrays
+    from sparsedepth.run.measure_existing_model import MeasurementResult, MeasureOnlyConfig
 
 
 @dataclass(frozen=True)
@@ -110,42 +112,54 @@ def measure(
     format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
-    from sparsedepth.cli.run_progress import print_summary
     from sparsedepth.store.degeneracy import notes_on_run
 
-    result, measures, out = given.compute(), given.measures, given.out
+    result, out = given.compute(), given.out
     if format == "table":
         summary, facts = result.measurements.summary, result.loaded.facts
-        print(_title(result, given.fit_tokens is not None))
-        print_summary(summary)
+        print(model_text(result))
+        if result.given is not None:
+            print(tokens_text(scored_tokens(result.given, result.config, is_halved=given.fit_tokens is None)))
+        print(summary_text(summary), end="")
         available = {column.measure for column, _, _ in with_intervals(summary)}
-        requested = () if measures in (None, "all") else result.config.measures
+        requested = () if given.measures in (None, "all") else result.config.measures
         if missing := [name for name in requested if name not in available]:
             print(f"not defined for this model: {', '.join(missing)}; see `sparsedepth metrics` for their requirements")
         row = {"outcome": "ok", "n_layers": facts.n_layers, "vocab_size": facts.vocab_size, **summary}
-        print(wrapped(f"note: {note}" for note in notes_on_run(row)), end="")
+        print(notes_text(notes_on_run(row)), end="")
     else:
         print(json.dumps(_scores(result), indent=1, allow_nan=False))
     if out is not None:
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _title(result: "MeasurementResult", is_split: bool) -> str:
-    facts, config = result.loaded.facts, result.config
-    sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
-    title = f"{result.loaded.source}: {facts.family}, {sizes}"
-    if result.given is None:
-        return title
-    given, length = result.given, config.seq_len
-    scored = given.scored[: config.measure_tokens // length]
-    n_fit, n_of_loss = len(given.fit[: config.fit_tokens // length]), len(given.scored[: config.val_tokens // length])
-    n_scored, n_tokens = scored.n_scored, scored.n_tokens
-    positions = "" if n_scored == n_tokens else f" at {n_scored:,} of {n_tokens:,} positions"
-    loss = "" if n_of_loss == len(scored) else f", the loss on {n_of_loss}"
-    split = "" if is_split else ", of the last half of the file"
-    return (
-        f"{title}\n{len(scored)} sequences of {length} tokens scored{positions}{loss}; "
-        f"maps fitted on {n_fit} others{split}"
+@dataclass(frozen=True, kw_only=True)
+class ScoredTokens:
+    """Which of the given tokens were used, in sequences and positions."""
+
+    length: int
+    n_sequences: int
+    n_tokens: int
+    n_scored: int
+    n_of_loss: int
+    """Sequences behind the loss."""
+    n_fit: int
+    """Sequences to which the maps were fitted."""
+    is_halved: bool
+    """Whether these are the last half of the file."""
+
+
+def scored_tokens(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halved: bool) -> ScoredTokens:
+    """What the limits of the configuration leave of the given tokens."""
+    scored = given.scored[: config.measure_tokens // config.seq_len]
+    return ScoredTokens(
+        length=config.seq_len,
+        n_sequences=len(scored),
+        n_tokens=scored.n_tokens,
+        n_scored=scored.n_scored,
+        n_of_loss=len(given.scored[: config.val_tokens // config.seq_len]),
+        n_fit=len(given.fit[: config.fit_tokens // config.seq_len]),
+        is_halved=is_halved,
     )
 
 

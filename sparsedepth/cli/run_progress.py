@@ -1,16 +1,14 @@
-"""A progress bar for one run, and its printed summary."""
+"""A progress bar for one run."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sparsedepth import quantities
 from sparsedepth.run.scratch import TimeLeft
 from sparsedepth.words.plain_text import duration
 
@@ -39,13 +37,3 @@ def bar(title: str) -> Generator[Callable[..., None], None, None]:
                 printed_at = time.monotonic()
 
         yield report
-
-
-def print_summary(summary: Mapping[str, Any]) -> None:
-    rows = list(quantities.with_intervals(summary))
-    width = max((len(column.name) for column, _, _ in rows), default=0)
-    for column, value, ends in rows:
-        interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
-        text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        unit = f" {column.unit}" if column.unit not in ("", "1") else ""
-        print(f"  {column.name:{width}}  {text}{unit}{interval}")

@@ -18,7 +18,8 @@ from sparsedepth.cli.start_sweep import (
     runtime_config,
 )
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import visible, wrapped
+from sparsedepth.words.measure import notes_text, summary_text
+from sparsedepth.words.plain_text import visible
 from sparsedepth.words.price import price_line
 
 if TYPE_CHECKING:
@@ -166,7 +167,6 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
 @option.command
 def train(given: TrainCommand) -> None:
     """Train and measure one model. Run the same command again to resume."""
-    from sparsedepth.cli.run_progress import print_summary
 
     before = {marker: marker.stat().st_ino for marker in Path(given.out).glob(f"runs/*/{MARKER}")}
     try:
@@ -182,8 +182,8 @@ def train(given: TrainCommand) -> None:
         marker = run.folder / MARKER
         was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
-        print_summary(run.summary)
-        print(wrapped(f"note: {note}" for note in notes_on_run({**run.config.model_dump(), **run.summary})), end="")
+        print(summary_text(run.summary), end="")
+        print(notes_text(notes_on_run({**run.config.model_dump(), **run.summary})), end="")
 
 
 @dataclass(frozen=True, kw_only=True)

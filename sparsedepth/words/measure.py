@@ -1,0 +1,72 @@
+"""The numbers of one model: what `train`, `measure` and `evaluate` print."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.quantities import with_intervals
+from sparsedepth.words.plain_text import wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparsedepth.cli.measure import ScoredTokens
+    from sparsedepth.run.measure_existing_model import MeasurementResult
+    from sparsedepth.store.evals import Evaluation, Result
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """A line per quantity: name, value, unit, interval."""
+    rows = list(with_intervals(summary))
+    width = max((len(column.name) for column, _, _ in rows), default=0)
+    lines = []
+    for column, value, ends in rows:
+        interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
+        text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        unit = f" {column.unit}" if column.unit not in ("", "1") else ""
+        lines.append(f"  {column.name:{width}}  {text}{unit}{interval}\n")
+    return "".join(lines)
+
+
+def notes_text(notes: "Iterable[str]") -> str:
+    """What weakens a run's numbers, a paragraph each."""
+    return wrapped(f"note: {note}" for note in notes)
+
+
+def model_text(result: "MeasurementResult") -> str:
+    """'models/llama: llama, 12 layers, d_model 256, 9,000,000 parameters'."""
+    facts = result.loaded.facts
+    sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
+    return f"{result.loaded.source}: {facts.family}, {sizes}"
+
+
+def tokens_text(tokens: "ScoredTokens") -> str:
+    """What was scored of the given tokens, and on what the maps were fitted."""
+    positions = f" at {tokens.n_scored:,} of {tokens.n_tokens:,} positions" if tokens.n_scored < tokens.n_tokens else ""
+    loss = f", the loss on {tokens.n_of_loss}" if tokens.n_of_loss != tokens.n_sequences else ""
+    split = ", of the last half of the file" if tokens.is_halved else ""
+    return (
+        f"{tokens.n_sequences} sequences of {tokens.length} tokens scored{positions}{loss}; "
+        f"maps fitted on {tokens.n_fit} others{split}"
+    )
+
+
+def evaluation_text(evaluation: "Evaluation", note: str) -> str:
+    """The scores of a task with their errors; `note` says where they are stored."""
+    task = f"{evaluation.task} (version {evaluation.task_version})"
+    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
+    lines = [f"{task}{without}: {evaluation.n} documents  {note}".rstrip()]
+    for result in evaluation.results:
+        value = "-" if result.value is None else f"{result.value:.4g}"
+        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
+        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
+        lines.append(f"  {metric_name(result):26} {value}{error}")
+    if evaluation.n_truncated:
+        lines.append(
+            f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off"
+        )
+    return "\n".join(lines)
+
+
+def metric_name(result: "Result", metric: str | None = None) -> str:
+    """'acc', or with a filter of its answers 'exact_match, strict'."""
+    return (metric or result.metric) + ("" if result.filter == "none" else f", {result.filter}")
