@@ -12,8 +12,9 @@ from script import read_runs, run_script
 
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.text import effects_text
+from sparsedepth.effects.listing import listing
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.words.effects import effects_text
 
 CLAIM = (
     "loss falls about as 1 / depth, exponent 1.2 +- 0.3 over dense models, because most layers average their errors "
@@ -43,7 +44,7 @@ def main(paths: list[str]) -> None:
     if effects.empty:
         print("  no setting and its baseline were both run at two depths: slopes cannot be compared")
     else:
-        print(effects_text(effects, cells))
+        print(effects_text(listing(effects, cells)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from script import read_runs, run_script
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.text import of_knob
+from sparsedepth.effects.listing import of_knob
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms

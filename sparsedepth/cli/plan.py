@@ -115,14 +115,18 @@ def plan(
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.effects.power import power_table, power_text
+    from sparsedepth.effects.cells import unit_of
+    from sparsedepth.effects.power import power_table
+    from sparsedepth.words.power import power_text
 
     found = given.compute()
     power, lines = found.power, []
     powers = {"power": [asdict(row) for row in power.powers]} if power else {}
     pricing.print_price(found.plan, found.priced, format, **powers)
     if power:
-        lines = [power_text(power.noise, power.source, power.objective, power.tuned, power.effect)]
+        lines = [
+            power_text(power.noise, power.source, power.objective, unit_of(power.objective), power.tuned, power.effect)
+        ]
         lines.append(fitted_table(power_table(power.powers, power.objective, power.effect)).text)
     if format == "table":
         print(wrapped([*lines, *(array_lines(found.array) if found.array else ())]), end="")

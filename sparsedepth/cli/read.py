@@ -214,10 +214,15 @@ def effects(
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if currency == "speedup":
             from sparsedepth.scaling.points import budget_rows
-            from sparsedepth.scaling.speedup import speedup_lines, speedups
+            from sparsedepth.scaling.speedup import multipliers, speedups
+            from sparsedepth.words.scaling import speedup_lines
 
             found = speedups(budget_rows(store, knob, None if by == "loss" else by))
-            content = _text(speedup_lines(found)) if format == "table" else encode(QueryResult.of_frame(found), format)
+            content = (
+                _text(speedup_lines(multipliers(found)))
+                if format == "table"
+                else encode(QueryResult.of_frame(found), format)
+            )
         else:
             for_grep = out is not None or not sys.stdout.isatty()
             content = _effects(store, by, knob, part, format, detail, for_grep)
@@ -228,12 +233,14 @@ def _effects(
     store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
 ) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
-    from sparsedepth.effects import chain, importance, text
+    from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.packs import no_run_text
-    from sparsedepth.store.search import search_of
+    from sparsedepth.store.search import search_of, search_text
     from sparsedepth.store.setting import only_tuning_text
+    from sparsedepth.words.chain import chain_lines
+    from sparsedepth.words.search import importance_lines
 
     search = search_of(store.roots)
     outcome = loss_in(store) if by in (None, "loss") else by
@@ -248,32 +255,36 @@ def _effects(
             raise ValueError(f"--knob {knob!r} chooses effects of settings; leave it out with --part chain")
         found = cells_of(runs, outcome)
         if format != "table":
-            return encode(text.chain_table(chain.chain_evidence(found)), format)
-        return _text(text.chain_lines(found, detail), one_per_line=detail and for_grep)
+            return encode(chain.chain_table(chain.chain_evidence(found)), format)
+        return _text(chain_lines(chain.chain_of(found), detail), one_per_line=detail and for_grep)
     if search is None or knob is not None:
         return _of_settings(runs, outcome, knob, format, detail)
+    of_axes = importance.by_objective(runs, search, by)
     if format != "table":
-        return encode(importance.search_table(runs, search, by), format)
-    return _text(importance.search_lines(runs, search, by), one_per_line=for_grep)
+        return encode(importance.search_table(of_axes), format)
+    return _text(importance_lines(of_axes, search_text(search)), one_per_line=for_grep)
 
 
 def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool) -> bytes:
     """The frame of effects, and what the outcome's scores are worth."""
-    from sparsedepth.effects import cells, frame, text
+    from sparsedepth.effects import cells, frame
+    from sparsedepth.effects.equal_loss import effects_at_equal_loss
+    from sparsedepth.effects.listing import listing, of_knob
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
+    from sparsedepth.words.effects import effects_text, equal_loss_line
 
     found = cells.cells_of(runs, outcome)
     scores = score_rows(frame.compared(found), outcome)
     outcome, caution = usable_form(outcome, scores, "the effects are on")
     found = found.of_outcome(outcome)
-    effects = text.of_knob(frame.effects_frame(found), knob, found)
+    effects = of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
         return encode(QueryResult.of_frame(effects), format)
     weakness = common_weakness(scores)
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = found.settings.data_text if found.settings else ""
-    lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
-    return _text([*lines, *text.equal_loss_lines(found)])
+    lines = [*filter(None, [weak, caution, data]), effects_text(listing(effects, found, detail))]
+    return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

@@ -84,7 +84,8 @@ def fit(
     format: Annotated[str, typer.Option(help="table, csv, json, markdown or latex")] = "table",
 ) -> None:
     """Fit L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E: width m, depth l, training tokens D."""
-    from sparsedepth.scaling.report import as_object, closing, heading, parameter_table
+    from sparsedepth.scaling.report import as_object, parameter_table
+    from sparsedepth.words.scaling import law_closing, law_heading
 
     if format not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
@@ -93,10 +94,10 @@ def fit(
         print(json.dumps(as_object(report), indent=1, allow_nan=False))
         return
     aside = sys.stdout if format == "table" else sys.stderr  # stdout carries data for programs
-    print(wrapped(heading(report)), end="", file=aside)
+    print(wrapped(law_heading(report)), end="", file=aside)
     table, optional = parameter_table(report), ("stderr", "bootstrap_lo bootstrap_hi")
     print(fitted_table(table, optional).text if format == "table" else render(table, format))
-    print(wrapped(closing(report)), end="", file=aside)
+    print(wrapped(law_closing(report)), end="", file=aside)
 
 
 @option.command
@@ -106,10 +107,11 @@ def plot(
 ) -> None:
     """Draw each term of the law with the partial residuals of the points, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
+    from sparsedepth.words.scaling import law_warnings
 
     report = given.compute()
     data = draw_law(report.fit, report.boot, out)
-    for warning in report.warnings:
+    for warning in law_warnings(report):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
@@ -123,9 +125,10 @@ def depth(
     """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
 
     The figure is `plot --figure isoflop`."""
-    from sparsedepth.scaling.crossover import crossover_lines, crossover_table, crossovers
+    from sparsedepth.scaling.crossover import crossover_table, crossovers
     from sparsedepth.scaling.points import budget_rows
     from sparsedepth.store.connection import open_store
+    from sparsedepth.words.scaling import crossover_lines
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:

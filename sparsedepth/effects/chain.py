@@ -23,9 +23,10 @@ sparsity. One that acts on the effect by another path, such as its tuned lr, loo
 of instrumental variables): only its controls are checked."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,7 @@ from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 Scope = Literal["pooled", "within depth"]
@@ -168,9 +170,16 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return [(a, b) for a, b in sound if a is not None and b is not None and {a, b} <= measured]
 
 
-def cautions(runs: pd.DataFrame) -> list[str]:
-    """A line for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
-    lines: list[str] = []
+class Caution(NamedTuple):
+    line: str = ""
+    """On one degenerate score."""
+    in_some: Mapping[str, list[str]] = MappingProxyType({})
+    """Grounds -> the scores that are degenerate in some runs only."""
+
+
+def cautions(runs: pd.DataFrame) -> list[Caution]:
+    """One for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
+    found: list[Caution] = []
     in_some: dict[str, list[str]] = {}
     for score in of_stage("effectiveness"):
         rows = degeneracy.score_rows(runs, score) if score in runs.columns else []
@@ -178,9 +187,46 @@ def cautions(runs: pd.DataFrame) -> list[str]:
         if judged.grounds and not judged.is_degenerate:
             in_some.setdefault(judged.grounds, []).append(score)
         elif line := degeneracy.usable_form(score, rows)[1]:
-            lines.append(line)
-    parts = [f"{', '.join(scores)}, because {grounds}" for grounds, scores in in_some.items()]
-    return [*lines, f"Degenerate in some runs: {'; '.join(parts)}"] if parts else lines
+            found.append(Caution(line))
+    return [*found, Caution(in_some=in_some)] if in_some else found
+
+
+class Chain(NamedTuple):
+    """All links, as `effects --part chain` prints them."""
+
+    links: Sequence[LinkEvidence]
+    table: QueryResult
+    """A row for each link."""
+    cautions: Sequence[Caution]
+    min_settings: int = MIN_UNITS
+
+
+def chain_of(cells: Cells) -> Chain:
+    links = chain_evidence(cells)
+    names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
+    return Chain(links, QueryResult(columns=names, rows=tuple(map(_row, links))), cautions(compared(cells)))
+
+
+def _row(evidence: LinkEvidence) -> tuple[str | float | None, ...]:
+    within, verdict, tried = evidence.within, evidence.verdict, evidence.interventions
+    shown = verdict if verdict != "not distinguishable" else "too few" if within.lo is None else "-"
+    intervention = "confounded" if tried else "none"
+    if any(each.is_alone for each in tried):
+        intervention = "confirms" if verdict == "causes" else "no effect"
+    return within.cause, within.effect, within.rho, within.lo, within.hi, evidence.skill.value, intervention, shown
+
+
+def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
+    """One row per link and scope, and one for the skill; `word` is the link's verdict."""
+    columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "p_adjusted", "runs", "settings")
+    columns += ("missing", "diverged")
+    rows = []
+    for evidence in chain:
+        head, skill = (evidence.within.cause, evidence.within.effect, evidence.verdict), evidence.skill
+        scopes = [(link.scope, link.rho, link.lo, link.hi, link.p_adjusted, link) for link in evidence.links]
+        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, None, evidence.within)]:
+            rows.append((*head, *numbers, link.n_runs, link.n_settings, link.n_missing, link.n_diverged))
+    return QueryResult(columns=columns, rows=tuple(rows))
 
 
 def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

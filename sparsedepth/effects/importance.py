@@ -6,7 +6,7 @@ given beside it. A share always exists: of few proposals also an axis that does 
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,11 @@ from sparsedepth import quantities
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import plain
-from sparsedepth.store.degeneracy import degeneracy, score_rows
+from sparsedepth.store.degeneracy import Degeneracy, degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.search import least_seeds, on_front, search_text
+from sparsedepth.store.search import least_seeds, on_front
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.effects import title
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.search import best_values
 
 if TYPE_CHECKING:
     import optuna
@@ -30,12 +29,6 @@ MIN_PROPOSALS = 8
 """With fewer there is no analysis."""
 MIN_BEST = 6
 """Least number of best proposals for PED-ANOVA; Optuna's default, a tenth, is only two of twenty."""
-EXPLAINED = (
-    "Rarely do two proposals differ in one field only, so there are no paired effects. Importance (Optuna's) has no "
-    "direction: PED-ANOVA is the share of an axis in what makes the best proposals differ from the others. Of few "
-    "proposals an axis that does nothing has a share, too. An adaptive sampler favours promising regions: its "
-    "proposals are not a random sample."
-)
 
 
 def proposals(runs: pd.DataFrame, search: SweepDefinition) -> pd.DataFrame:
@@ -124,7 +117,12 @@ def importances(frame: pd.DataFrame, search: SweepDefinition, objective: str) ->
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_share(len(frame)))
         shares = _shares(study, evaluator, -sign * values)  # it calls the lowest the best
     best = frame.sort_values(objective, ascending=sign < 0).head(n_best(len(frame)))
-    found = [Importance(name, shares.get(name, 0.0), _values_text(best[name], axes.get(name))) for name in options]
+    found = [
+        Importance(
+            name, shares.get(name, 0.0), best_values([*map(plain, best[name])], isinstance(axes.get(name), Interval))
+        )
+        for name in options
+    ]
     return sorted(found, key=lambda each: -each.ped_anova)
 
 
@@ -149,42 +147,36 @@ def _shares(study: "optuna.Study", evaluator: Any, values: np.ndarray) -> dict[s
     )
 
 
-def _values_text(values: pd.Series, axis: Any) -> str:
-    """'0.002 to 0.009' of a range; 'lns 5x, none 1x' of a choice."""
-    if isinstance(axis, Interval):
-        numbers = values.dropna().astype(float)
-        return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
-    counts = values.map(lambda value: str(plain(value))).value_counts()
-    return ", ".join(f"{value} {n}x" for value, n in counts.items())
+class OfObjective(NamedTuple):
+    """What each axis does to an objective, and how many proposals tell it."""
+
+    objective: str
+    n_finished: int
+    n_proposals: int
+    degeneracy: Degeneracy
+    is_constant: bool
+    importances: Sequence[Importance]
+    min_proposals: int = MIN_PROPOSALS
+
+    @property
+    def n_best(self) -> int:
+        return n_best(self.n_finished)
 
 
-def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> Iterator[str]:
+def by_objective(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> list[OfObjective]:
     """The importance of every axis, for every objective or for `by`."""
     runs = result_rows(runs)
     frame = proposals(runs, search)
-    yield f"{search_text(search)}\n{EXPLAINED}"
+    found = []
     for objective in [by] if by in search.objectives else search.objectives:
-        n = len(finished(frame, objective))
-        yield f"\n{title(objective, quantities.IN_RUNS[objective].unit)}: {n} of {len(frame)} proposals finished"
-        if caution := degeneracy(objective, score_rows(runs, objective)).text:
-            yield f"  {caution}"
-        found = importances(frame, search, objective)
-        if n > 1 and frame[objective].nunique() == 1:
-            yield "  no analysis: all values are equal"
-        elif not found:
-            yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
-        for each in found:
-            best = f"the best {counted(n_best(n), 'proposal')}: {each.best}"
-            yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}; {best}"
+        n, judged = len(finished(frame, objective)), degeneracy(objective, score_rows(runs, objective))
+        is_constant = n > 1 and frame[objective].nunique() == 1
+        found.append(OfObjective(objective, n, len(frame), judged, is_constant, importances(frame, search, objective)))
+    return found
 
 
-def search_table(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> QueryResult:
+def search_table(found: Sequence[OfObjective]) -> QueryResult:
     """One row per objective and axis."""
-    frame = proposals(result_rows(runs), search)
     columns = ("objective", "axis", "ped_anova", "best_values", "proposals")
-    rows = [
-        (objective, *each, len(finished(frame, objective)))
-        for objective in ([by] if by in search.objectives else search.objectives)
-        for each in importances(frame, search, objective)
-    ]
+    rows = [(of.objective, *each, of.n_finished) for of in found for each in of.importances]
     return QueryResult(columns=columns, rows=tuple(rows))

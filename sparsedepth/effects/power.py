@@ -23,9 +23,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of, unit_of
 from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import interval_and_detectable, level_of
-from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
+from sparsedepth.words.power import size_in_unit
 
 DRAWS = 24
 MAX_SEEDS = 64
@@ -139,34 +139,12 @@ def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float)
     return float(np.mean(sizes)) if sizes else None
 
 
-def power_text(noise: PilotNoise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
-    """Above the table: its explanation, and the noise that was assumed."""
-    unit, fields = unit_of(outcome), " and ".join(tuned)
-    df = f", {noise.df:.3g} df, its uncertainty included" if noise.df else ""
-    parts = [f"{noise.own:.3g} {unit} between the runs of a setting ({source}{df})"]
-    if tuned and noise.choice:
-        parts.append(f"{noise.choice:.3g} from choosing {fields}")
-    elif tuned:
-        parts.append(f"none assumed from choosing {fields}, which a pilot with tuning would measure")
-    needed = "" if effect is None else f"; seeds wanted: for an effect of {_size(effect, unit)}"
-    return (
-        f"power: detectable: the effect on {outcome} that such a sweep detects with {POWER:.0%} power (adjusted p "
-        f"below {ALPHA} over the settings at a depth, as in `effects`){needed}\n"
-        f"noise (standard deviation): {'; '.join(parts)}"
-    )
-
-
 def power_table(powers: Sequence[Power], outcome: str, effect: float | None) -> QueryResult:
     """One row per setting."""
     rows = []
     for power in powers:
-        found = "none: too few seeds" if power.detectable is None else _size(power.detectable, unit_of(outcome))
+        found = "none: too few seeds" if power.detectable is None else size_in_unit(power.detectable, unit_of(outcome))
         wanted = () if effect is None else (str(power.n_seeds_wanted or f"over {MAX_SEEDS}"),)
         rows.append((power.setting, ", ".join(map(str, power.n_layers)), power.n_seeds, found, *wanted))
     names = ("setting", "n_layers", "seeds", "detectable")
     return QueryResult(columns=(*names, *(() if effect is None else ("seeds wanted",))), rows=tuple(rows))
-
-
-def _size(value: float, unit: str) -> str:
-    """Two digits, the precision of the draws."""
-    return f"x{math.exp(value):.2g}" if unit == "ln ratio" else f"{value:.2g} {unit}"

@@ -20,9 +20,9 @@ from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import GREY, Style, axis_of_points, layer_ticks, log_scale, set_layer_scale, setting_styles
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.quantity import Scale
-from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 from sparsedepth.words.captions import means_text
+from sparsedepth.words.scaling import flops_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,11 @@ from scipy.special import ndtr
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.points import budget_of
-from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
+from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value, not_missing, number_of, open_table, quoted, read_texts
 from sparsedepth.words.plain_text import counted, did_you_mean
+from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
 
 NAMES = {

@@ -13,12 +13,12 @@ from sparsedepth.files import write_text
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card
 from sparsedepth.recipe.verify import pair_yaml
-from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import interval_text, setting_text, size_text, title, unit_text
 from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import counted, terminal_width, visible, wrapped
+from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}

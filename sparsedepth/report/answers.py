@@ -13,10 +13,9 @@ import pandas as pd
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct, is_ratio
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_text
+from sparsedepth.effects.listing import listing
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import DATA
-from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
@@ -24,8 +23,9 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.effects import budget_text, lr_text, nothing_text, size_text
+from sparsedepth.words.effects import budget_text, effects_text, lr_text, nothing_text, size_text
 from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.scaling import flops_text
 from sparsedepth.words.table import fitted_table
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
@@ -297,7 +297,7 @@ def _as_table(rows: pd.DataFrame) -> QueryResult:
 def effects_answer(cells: Cells) -> Answer:
     """The whole frame, as `sparsedepth effects` prints it."""
     frame = effects_frame(cells)
-    return Answer(sentence="", rows=QueryResult.of_frame(frame), whole=effects_text(frame, cells))
+    return Answer(sentence="", rows=QueryResult.of_frame(frame), whole=effects_text(listing(frame, cells)))
 
 
 ANSWERS: Mapping[str, Callable[[Cells], Answer]] = {

@@ -13,7 +13,6 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
-from sparsedepth.effects.text import evidence_lines, link_heading
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
@@ -31,6 +30,7 @@ from sparsedepth.store.packs import is_pack
 from sparsedepth.store.search import search_of, search_text
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.chain import caution_line, evidence_lines, link_heading
 from sparsedepth.words.effects import effect_sentence
 from sparsedepth.words.plain_text import counted
 
@@ -165,7 +165,7 @@ def summarise(
     linked = [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict]
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
     judged = compared(cells) if cells else trained
-    sentences += [f"{caution}." for caution in ([] if judged is None else cautions(judged))]
+    sentences += [f"{caution_line(caution)}." for caution in ([] if judged is None else cautions(judged))]
     if n_failed := sum(int(row[0].key or 0) for row in failures.rows):
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences

@@ -15,11 +15,12 @@ from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
-from sparsedepth.scaling.speedup import Worths, multiplier_text
+from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
 from sparsedepth.words.effects import budget_text, interval_text, lr_text, size_text
+from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import plain, readable
 
 RESULTS = (

@@ -21,11 +21,12 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import t_critical
+from sparsedepth.words.scaling import flops_text
 
 N_BUDGETS = 201
 """Budgets at which depths are compared, equally spaced in ln C."""
@@ -52,25 +53,13 @@ class Crossover(NamedTuple):
     reason: str = ""
 
     @property
-    def text(self) -> str:
-        """'worth its cost from 2e12 FLOPs (1e12 to 5e12)', 'not worth it up to 3e13 FLOPs', 'not known'."""
-        if self.verdict == "not known" or self.budget is None or self.smallest is None:
-            return f"not known ({self.reason})" if self.reason else "not known"
-        if self.verdict == "not worth it":
-            return f"not worth it up to {flops_text(self.budget)} FLOPs"
-        if self.hi is None or self.hi <= self.smallest * SAME:
-            return f"worth its cost from {flops_text(self.budget)} FLOPs, the smallest budget"
-        least = "below " * (self.lo is None) + flops_text(self.lo or self.smallest)
-        return f"worth its cost from {flops_text(self.budget)} FLOPs ({least} to {flops_text(self.hi)})"
+    def is_from_smallest(self) -> bool:
+        """Whether it is worth its cost from the smallest budget on."""
+        return self.hi is None or self.smallest is None or self.hi <= self.smallest * SAME
 
     @property
-    def sentence(self) -> str:
-        """'n_layers=16: worth its cost from 2e12 FLOPs (1e12 to 5e12); compared from 1e12 to 2e13 FLOPs, 5 seeds'"""
-        text = f"n_layers={self.n_layers}{'' if self.setting == BASELINE else f', {self.setting}'}: {self.text}"
-        if self.smallest is None or self.largest is None:
-            return text
-        ends = f"from {flops_text(self.smallest)} to" if self.smallest * SAME < self.largest else "at"
-        return f"{text}; compared {ends} {flops_text(self.largest)} FLOPs, {self.seeds} seeds"
+    def has_one_budget(self) -> bool:
+        return self.smallest is None or self.largest is None or self.smallest * SAME >= self.largest
 
 
 class DepthCurve:
@@ -181,12 +170,6 @@ def _first_for_good(holds_G: np.ndarray) -> int:
     """The first place from which on it holds up to the end, where it does."""
     fails = np.flatnonzero(~holds_G)
     return int(fails[-1]) + 1 if len(fails) else 0
-
-
-def crossover_lines(found: Sequence[Crossover]) -> list[str]:
-    """A sentence for each depth and setting."""
-    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
-    return [f"{head} (95%: seeds, and the choice of lr where it was tuned)", *(one.sentence for one in found)]
 
 
 def crossover_table(found: Sequence[Crossover]) -> QueryResult:

@@ -131,8 +131,8 @@ class FittedLaw:
         return len(self.plan.y)
 
     @property
-    def unit(self) -> str:
-        return "clusters" if CLUSTER in self.points.columns else "points"
+    def has_clusters(self) -> bool:
+        return CLUSTER in self.points.columns
 
     @property
     def df(self) -> int:

@@ -64,12 +64,6 @@ class Law:
     def free(self) -> np.ndarray:
         return np.array([name not in self.fixed for name in self.names])
 
-    def text(self) -> str:
-        """L = c_m m^-a_m + c_l l^-a_l + E, with a_l = 1."""
-        parts = [f"c_{term.symbol} {term.symbol}^-a_{term.symbol}" for term in self.terms]
-        fixed = ", ".join(f"{name} = {value:g}" for name, value in self.fixed.items())
-        return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
-
 
 @dataclass(frozen=True)
 class FittedQuantity:

@@ -228,8 +228,3 @@ def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[in
         shared |= {frozenset(by_seed), *(seeds & {*by_seed} for seeds in shared)}
     of_seeds = {seeds: [budget for budget, by_seed in losses.items() if seeds <= {*by_seed}] for seeds in shared}
     return [(sorted(seeds), sorted(budgets)) for seeds, budgets in of_seeds.items() if seeds] or [([], [])]
-
-
-def flops_text(flops: float) -> str:
-    """'2.7e12'"""
-    return f"{flops:.2g}".replace("e+", "e")

@@ -4,15 +4,17 @@ of `sparsedepth scaling`."""
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.fit_law import CLUSTER, Bootstrap, ClusterEffect, FittedLaw
+from sparsedepth.scaling.fit_law import CLUSTER, Bootstrap, FittedLaw, Parameter
 from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import LEVEL
+from sparsedepth.words.scaling import law_text, law_warnings
 
 FEW_CLUSTERS = 20
 """With fewer, a cluster bootstrap's percentile intervals are too narrow (Cameron, Gelbach, Miller 2008)."""
@@ -28,7 +30,7 @@ NEGLIGIBLE_PART = 1e-3
 """A term's contribution below this many nat/token, at the points' geometric mean, counts as 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
     """A fit with its checks; checks that were not requested are None."""
 
@@ -39,9 +41,13 @@ class Report:
     of_source: tuple[str, ...] = ()
     """Warnings of the source, beside the fit's own."""
 
-    @property
-    def warnings(self) -> list[str]:
-        return [*warnings(self.fit), *self.of_source]
+    @cached_property
+    def doubts(self) -> "Doubts":
+        return doubts(self.fit)
+
+    @cached_property
+    def log_correlations(self) -> dict[tuple[str, str], float]:
+        return log_correlations(self.fit)
 
 
 def parameter_table(report: Report) -> QueryResult:
@@ -81,50 +87,15 @@ def curve_of(fitted: FittedLaw, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta), "lo": lo, "hi": hi})
 
 
-def heading(report: Report) -> list[str]:
-    """A line each for law, points, clusters and optimum."""
-    fit = report.fit
-    excluded = f" ({report.n_excluded} highest losses and their ties excluded)" if report.n_excluded else ""
-    units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
-    return [
-        f"{fit.law.text()}   [{units}]",
-        f"{fit.n_points} points of {report.source}{excluded}",
-        *([_cluster_text(fit.clusters)] if fit.unit == "clusters" else []),
-        f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
-        f"condition number {fit.condition:.3g}",
-        "95% intervals: lo, hi: Student's t, from the curvature at the optimum; bootstrap_: from refits; '-': unknown. "
-        "NAME_part: a term's contribution at the points' geometric mean",
-    ]
-
-
-def _cluster_text(clusters: ClusterEffect) -> str:
-    share = clusters.between**2 / (clusters.between**2 + clusters.within**2 or 1.0)
-    return (
-        f"{len(clusters.sizes)} clusters with random effects on ln L: sd {clusters.between:.3g} between, "
-        f"{clusters.within:.3g} within ({share:.0%} of the variance is between); clusters are resampled whole"
-    )
-
-
-def closing(report: Report) -> list[str]:
-    """Correlations, bootstrap and warnings."""
-    lines = [
-        f"correlation of log {first} and log {second}: {value:.3f}"
-        for (first, second), value in log_correlations(report.fit).items()
-    ]
-    if report.boot:
-        lines.append(f"bootstrap over {report.fit.unit}: {len(report.boot.theta)} refits")
-    return [*lines, *(f"warning: {warning}" for warning in report.warnings)]
-
-
 def as_object(report: Report) -> dict[str, Any]:
     """The report in JSON's types; a missing value is None."""
     fit, boot = report.fit, report.boot
     return {
-        "law": fit.law.text(),
+        "law": law_text(fit.law),
         "units": {term.symbol: term.unit for term in fit.law.terms},
         "source": report.source,
         "n_points": fit.n_points,
-        "n_clusters": len(fit.clusters.sizes) if fit.unit == "clusters" else None,
+        "n_clusters": len(fit.clusters.sizes) if fit.has_clusters else None,
         "n_excluded": report.n_excluded,
         "objective": fit.objective,
         "convergence": {
@@ -134,8 +105,10 @@ def as_object(report: Report) -> dict[str, Any]:
             "bootstrap_replicates": boot and len(boot.theta),
         },
         "parameters": parameter_table(report).records(),
-        "log_correlations": [{"terms": list(names), "value": value} for names, value in log_correlations(fit).items()],
-        "warnings": report.warnings,
+        "log_correlations": [
+            {"terms": list(names), "value": value} for names, value in report.log_correlations.items()
+        ],
+        "warnings": law_warnings(report),
     }
 
 
@@ -145,53 +118,56 @@ def log_correlations(fitted: FittedLaw) -> dict[tuple[str, str], float]:
     return {(a.name, b.name): float(np.corrcoef(z_a, z_b)[0, 1]) for (a, z_a), (b, z_b) in pairs}
 
 
-def warnings(fitted: FittedLaw) -> list[str]:
-    """Everything that limits what the fit shows."""
-    return [*fitted.dropped, *_of_fit(fitted), *_of_parameters(fitted)]
+class ParameterDoubt(NamedTuple):
+    parameter: Parameter
+    kind: Literal["not needed", "not identified", "near 0", "weak"]
 
 
-def _of_fit(fitted: FittedLaw) -> Iterator[str]:
-    has_clusters, n_clusters = fitted.unit == "clusters", len(fitted.clusters.sizes)
-    if has_clusters and n_clusters < FEW_CLUSTERS:
-        yield (
-            f"{n_clusters} clusters are fewer than {FEW_CLUSTERS}: bootstrap intervals are too narrow; lo and "
-            f"hi have Student's t with {fitted.df} degrees of freedom"
-        )
+@dataclass(frozen=True, kw_only=True)
+class Doubts:
+    """What limits the conclusions from a fit; None, or empty, where all is well."""
+
+    n_clusters: int | None
+    """Too few for a bootstrap."""
+    n_shapes: int | None
+    """Fewer than points that are taken as independent."""
+    names_cluster: bool
+    """Whether the shapes could name the clusters."""
+    gradient: float | None
+    condition: float | None
+    collinear: dict[tuple[str, str], float]
+    parameters: tuple[ParameterDoubt, ...]
+    few_clusters: int = FEW_CLUSTERS
+    collinear_above: float = COLLINEAR
+    condition_above: float = CONDITION
+    factor: float = FACTOR
+
+
+def doubts(fitted: FittedLaw) -> Doubts:
+    n_clusters = len(fitted.clusters.sizes)
     predictors = [name for name in fitted.points.columns if name not in ("loss", "model_size", CLUSTER)]
     n_shapes = len(fitted.points.drop_duplicates(predictors))
-    if (not has_clusters or n_clusters == fitted.n_points) and n_shapes < fitted.n_points:
-        hint = " (--cluster d_model,n_layers)" if {"d_model", "n_layers"} <= {*predictors} else ""
-        yield (
-            f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "
-            f"together, intervals are too narrow{hint}"
-        )
-    if fitted.gradient > STATIONARY:
-        yield f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}): the cost is flat"
-    if fitted.n_reached < 2:
-        yield f"one of {fitted.n_starts} starts reached the best optimum: a better one may exist"
-    for (first, second), value in log_correlations(fitted).items():
-        if abs(value) > COLLINEAR:
-            yield (
-                f"log {first} and log {second} correlate at {value:.2f} (above {COLLINEAR}): their terms trade against "
-                f"each other, and each exponent depends on the law's form"
-            )
-    if fitted.condition > CONDITION:
-        condition = f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}"
-        yield f"{condition}: some terms cannot be separated"
+    is_independent = not fitted.has_clusters or n_clusters == fitted.n_points
+    return Doubts(
+        n_clusters=n_clusters if fitted.has_clusters and n_clusters < FEW_CLUSTERS else None,
+        n_shapes=n_shapes if is_independent and n_shapes < fitted.n_points else None,
+        names_cluster={"d_model", "n_layers"} <= {*predictors},
+        gradient=fitted.gradient if fitted.gradient > STATIONARY else None,
+        condition=fitted.condition if fitted.condition > CONDITION else None,
+        collinear={names: value for names, value in log_correlations(fitted).items() if abs(value) > COLLINEAR},
+        parameters=tuple(_parameter_doubts(fitted)),
+    )
 
 
-def _of_parameters(fitted: FittedLaw) -> Iterator[str]:
-    for name, _, value, _, lo, hi in fitted.parameters.values():
-        if (name == "E" or name.endswith("_part")) and value < NEGLIGIBLE_PART:
-            yield f"{name} is at its bound, 0: the points do not need it"
-        if not name.startswith("a_") or name in fitted.law.fixed:
+def _parameter_doubts(fitted: FittedLaw) -> Iterator[ParameterDoubt]:
+    for one in fitted.parameters.values():
+        if (one.name == "E" or one.name.endswith("_part")) and one.value < NEGLIGIBLE_PART:
+            yield ParameterDoubt(one, "not needed")
+        if not one.name.startswith("a_") or one.name in fitted.law.fixed:
             continue
-        if lo is None or hi is None:
-            yield f"{name} has no standard error: these points do not identify it"
-            continue
-        interval = f"95% interval {lo:.3g} to {hi:.3g}"
-        if lo <= 0:
-            yield f"{name} = {value:.3g} is not distinguishable from 0: {interval}"
-        elif hi / lo > FACTOR:
-            spans = f"spans a factor of {hi / lo:.1f} (more than {FACTOR:g})"
-            yield f"{name} is weakly constrained: its {interval} {spans}"
+        if one.lo is None or one.hi is None:
+            yield ParameterDoubt(one, "not identified")
+        elif one.lo <= 0:
+            yield ParameterDoubt(one, "near 0")
+        elif one.hi / one.lo > FACTOR:
+            yield ParameterDoubt(one, "weak")

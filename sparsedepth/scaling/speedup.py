@@ -13,15 +13,15 @@ Shapes: S seeds, B budgets."""
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
@@ -29,7 +29,6 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.table import fitted_table
 
 MIN_BUDGETS = 3
 N_GRID = 400
@@ -37,6 +36,7 @@ NEAREST = 1e-4
 """The highest L_inf tried lies below the lowest loss by this share of it."""
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
+
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
 Worths = Mapping[tuple[int, str, int], tuple[float, float | None, float | None]]
@@ -138,12 +138,6 @@ class Speedup:
     hi: float | None = None
     n_pairs: int = 0
     reason: str = ""
-
-
-def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
-    """'1.13 times the compute (1.05 to 1.21)'"""
-    interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
-    return f"{multiplier:.3g}{of}{interval}"
 
 
 def speedup(
@@ -297,25 +291,16 @@ def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
     return Speedup(multiplier=middle, lo=middle * math.exp(-below), hi=middle * math.exp(above))
 
 
-def sentence(row: Mapping[str, Any]) -> str:
-    """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)'."""
-    text = f"n_layers={row['n_layers']}, {row['setting']}: "
-    if row["multiplier"] is None:
-        return f"{text}not known what it is worth in compute: {row['reason']}"
-    text += f"worth {multiplier_text(row['multiplier'], row['lo'], row['hi'], ' times the compute')}"
-    if row["time_multiplier"] is not None:
-        text += f", {multiplier_text(row['time_multiplier'], row['time_lo'], row['time_hi'], ' times the time')}"
-    return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))
+class Multipliers(NamedTuple):
+    """What `effects --as speedup` prints."""
+
+    table: QueryResult
+    at_largest: Sequence[Mapping[str, Any]]
+    """The row of each setting and depth at its largest budget."""
+    refused: Sequence[str]
 
 
-def speedup_lines(table: pd.DataFrame) -> list[str]:
-    """The table of `speedups`, and a sentence for each setting and depth at its largest budget."""
-    lines = [
-        "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
-        "over seeds, a trunk and its branches being one, the choice of lr where it was tuned, and every L_inf that the "
-        "data allow",
-        fitted_table(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
-    ]
+def multipliers(table: pd.DataFrame) -> Multipliers:
+    """Of the rows of `speedups`."""
     largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))
-    lines += map(sentence, largest.records())
-    return [*lines, *(f"left out: {reason}" for reason in table.attrs["refused"])]
+    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), largest.records(), table.attrs["refused"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,7 +171,7 @@ def isoflop_caption(found: Sequence["Crossover"], settings: Collection[str]) -> 
     """With the verdicts of the settings drawn, a paragraph each."""
     n_further = len({one.setting for one in found}) - len(settings)
     text = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
-    verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
+    verdicts = [escaped(f"{crossover_sentence(one)}.") for one in found if one.setting in settings]
     return "\n".join([text + not_shown(n_further, "further setting"), *verdicts])
 
 
@@ -241,9 +242,11 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
 
 
 def law_caption(fitted: "FittedLaw", boot: "Bootstrap | None") -> str:
-    kind = f"95% band and intervals: bootstrap over {fitted.unit}" if boot else "95% intervals: from the Jacobian"
+    kind = (
+        f"95% band and intervals: bootstrap over {units_text(fitted)}" if boot else "95% intervals: from the Jacobian"
+    )
     loss = f"E = {fitted.parameters['E'].value:.3f} nat/token"
-    return f"{fitted.law.text()}; {loss}. {fitted.n_points} points. {kind}."
+    return f"{law_text(fitted.law)}; {loss}. {fitted.n_points} points. {kind}."
 
 
 def effects_caption(has_lr: bool, n_diverged: int) -> str:

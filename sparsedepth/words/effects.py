@@ -5,12 +5,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
-from sparsedepth.words.plain_text import counted
+from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.effects.cells import Cells
+    from sparsedepth.effects.equal_loss import AtEqualLoss
+    from sparsedepth.effects.listing import Listing
     from sparsedepth.effects.verdict import Side
 
+OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
+"""Columns that a narrow terminal has no room for, the first to go first."""
+REASONS_SHOWN = 6
 
 # A row
 
@@ -133,3 +140,63 @@ def nothing_text(cells: "Cells") -> str:
     left_out = budget_text(cells)
     left_out = f" ({left_out})" if left_out else ""
     return f"all results have one configuration: there is no effect to show{left_out}; run a sweep"
+
+
+# The table
+
+
+def effects_text(listed: "Listing") -> str:
+    """The effects of a frame for a terminal: a table, what its columns mean, and what was withheld."""
+    cells = listed.cells
+    if not listed.table.rows and not listed.n_hidden:
+        return nothing_text(cells)
+    over = "over" if cells.unit == "ln ratio" else "minus"
+    lr = f", each at its own tuned {cells.field}" if cells.field else ""
+    lr += ", or both at the one that was run" if lr and listed.is_one_lr_compared else ""
+    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{lr}"]
+    head += [cells.settings.baseline_text if cells.settings else "", budget_text(cells)]
+    table = fitted_table(listed.table, OPTIONAL).text
+    return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")
+
+
+def _notes(listed: "Listing") -> list[str]:
+    """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
+    cells, withheld = listed.cells, listed.withheld
+    parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
+    lines = [
+        f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
+        f"detectable: the effect that would have been seen ({POWER:.0%} power)"
+    ]
+    if listed.half_widths:
+        halves = [
+            f"{depth} layers: seeds ±{seeds:.2g}, choice of {cells.field} ±{lr:.2g} "
+            f"({'more tuning_seeds' if lr > seeds else 'more seeds'} narrow it most)"
+            for depth, seeds, lr in listed.half_widths
+        ]
+        lines.append(f"half-widths at {'; '.join(halves)}")
+    lines += [f"{'; '.join(map(_place, rows))}: {reason}" for reason, rows in [*withheld.items()][:REASONS_SHOWN]]
+    if len(withheld) > REASONS_SHOWN:
+        lines.append(f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv")
+    if len(cells.tuned) > 1:
+        also = " and ".join(cells.tuned[1:])
+        lines.append(f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose")
+    if listed.n_hidden:
+        hidden = counted(listed.n_hidden, "effect")
+        lines.append(f"{hidden} not shown to change with {cells.field}: listed by --detail")
+    return lines
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """'depth_scale=lns at n_layers=4'"""
+    return setting_text(row) if row["n_layers"] is None else f"{setting_text(row)} at n_layers={row['n_layers']}"
+
+
+def equal_loss_line(found: "AtEqualLoss") -> str:
+    """'at equal val_loss, 12 layers (within a setting -5.2 layers per nat/token, r -0.71): depth_scale=lns +0.31 (-0.2
+    to 0.8)'"""
+    effects = [
+        f"{setting} {middle:+.2g} ({middle - half:+.2g} to {middle + half:+.2g})"
+        for setting, middle, half in found.effects
+    ]
+    within = f"within a setting {found.within.slope:+.2g} layers per nat/token, r {found.within.r:+.2f}"
+    return f"at equal {found.loss}, {found.n_layers} layers ({within}): {'; '.join(effects)}"

@@ -18,6 +18,7 @@ from sparsedepth.effects.chain import (
     Skill,
     cautions,
     chain_evidence,
+    chain_of,
     interventions,
     is_unchanged,
     jackknife,
@@ -26,8 +27,8 @@ from sparsedepth.effects.chain import (
     rank_correlations,
     skill,
 )
-from sparsedepth.effects.text import chain_lines
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.chain import caution_line, chain_lines
 
 
 def frame(x, y, n_layers=12, unit=None):
@@ -107,7 +108,7 @@ def test_a_degenerate_score_is_no_link_and_its_sound_form_stands_in():
     effects = {effect for _, effect in links_of(runs)}
     assert "causal_score_without_first" in effects and not {"causal_score", "usefulness"} & effects
     assert {cause for cause, _ in links_of(runs)} >= {"causal_score_without_first", "permutation_score"}
-    told = cautions(runs)
+    told = [*map(caution_line, cautions(runs))]
     assert any(line.startswith("causal_score is degenerate: one block") for line in told)
     weak = runs.assign(bigram_loss=0.5)
     assert not {"permutation_score", "causal_score_without_first"} & {name for pair in links_of(weak) for name in pair}
@@ -230,7 +231,7 @@ def test_scores_that_are_degenerate_in_some_runs_share_one_line():
     runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(usefulness=1 + np.arange(8.0), causal_score=1 + np.arange(8.0))
     share = np.where(np.arange(8) < 2, 0.9, 0.1)
     runs = runs.assign(causal_score_largest_share=share, usefulness_loss_increase_largest_share=share, bigram_loss=99.0)
-    (line,) = [line for line in cautions(runs) if "in some runs" in line]
+    (line,) = [line for line in map(caution_line, cautions(runs)) if "in some runs" in line]
     assert line == (
         "Degenerate in some runs: usefulness, causal_score, because one block carries more than half of it "
         "(2 of 8 runs)"
@@ -387,5 +388,5 @@ def test_cautions_are_about_the_runs_that_are_compared():
     """Of the branches of text_flops those at one budget: 6 seeds of 3 depths."""
     with open_store(Path(__file__).parents[2] / "results" / "text_flops") as store:
         cells = cells_of(store.frame("select * from runs"), "val_loss")
-    text = " ".join(next(chain_lines(cells)).split())
+    text = " ".join(next(chain_lines(chain_of(cells))).split())
     assert set(re.findall(r"of (\d+) runs\)", text)) == {"18"} and "18 runs of 1 setting" in text

@@ -10,9 +10,10 @@ from support.runs_frame import config_of, grid, runs_frame
 from support.walks import of_effects
 
 from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.equal_loss import effects_at_equal_loss
 from sparsedepth.effects.frame import effects_frame, setting_effects
-from sparsedepth.effects.text import effects_text, equal_loss_lines
-from sparsedepth.words.effects import budget_text, setting_text
+from sparsedepth.effects.listing import listing
+from sparsedepth.words.effects import budget_text, effects_text, equal_loss_line, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
 
@@ -202,7 +203,9 @@ def test_the_order_of_folders_changes_nothing():
     for parts in ([baseline, other], [other, baseline], [baseline, other.assign(val_tokens=np.nan)]):
         found = cells_of(pd.concat(parts, ignore_index=True), "val_loss")
         assert {*found.rows["setting"]} == {"baseline"}
-        assert "3 runs scored in another way than most are left out" in effects_text(effects_frame(found), found)
+        assert "3 runs scored in another way than most are left out" in effects_text(
+            listing(effects_frame(found), found)
+        )
     measured = other.assign(val_tokens=8192, measures='["loss"]')
     assert row(frame(pd.concat([baseline, measured], ignore_index=True)), question="setting")["seeds"] == 3
 
@@ -261,7 +264,9 @@ def test_an_outcome_measured_in_a_part_of_the_runs():
     assert {*unmeasured["verdict"]} == {"not shown"} and unmeasured[["estimate", "lo", "p", "lr", "seeds"]].isna().all(
         axis=None
     )
-    assert "measured in no run of this setting" in effects_text(found, cells_of(runs, "usefulness_loss_increase"))
+    assert "measured in no run of this setting" in effects_text(
+        listing(found, cells_of(runs, "usefulness_loss_increase"))
+    )
 
 
 def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
@@ -349,10 +354,10 @@ def test_an_effect_that_changes_with_lr():
 
 def test_the_table_lists_an_lr_slope_only_where_it_is_shown():
     changes = tuned(noisy(lambda c: 3 - 0.1 * math.log2(c.lr / 0.001) * (c.depth_scale == "lns")))
-    assert "per doubling of lr" in effects_text(frame(changes), cells_of(changes, "val_loss"))
+    assert "per doubling of lr" in effects_text(listing(frame(changes), cells_of(changes, "val_loss")))
     equal = tuned(noisy(lambda c: 3.0, rng_seed=1))
     text, detailed = (
-        effects_text(frame(equal), cells_of(equal, "val_loss"), detail=detail) for detail in (False, True)
+        effects_text(listing(frame(equal), cells_of(equal, "val_loss"), detail)) for detail in (False, True)
     )
     assert "1 effect not shown to change with lr" in text and "per doubling of lr" not in text
     assert "per doubling of lr" in detailed
@@ -360,7 +365,7 @@ def test_the_table_lists_an_lr_slope_only_where_it_is_shown():
 
 def test_of_two_tuned_fields_the_second_stays_at_its_chosen_value():
     runs = tuned(noisy(lambda c: 3.0)).assign(tuned_fields="lr,weight_decay")
-    text = " ".join(effects_text(frame(runs), cells_of(runs, "val_loss")).split())
+    text = " ".join(effects_text(listing(frame(runs), cells_of(runs, "val_loss"))).split())
     assert "the curve and its error are in lr alone: weight_decay at the value that tuning chose" in text
 
 
@@ -384,7 +389,7 @@ def needing_layers(own, slope=-5.0):
 def test_the_slope_and_the_setting_are_told_apart(own):
     """Of 600 intervals of such draws .95 hold the truth."""
     runs = needing_layers(own)
-    lines = list(equal_loss_lines(cells_of(runs, "needed_layers")))
+    lines = [*map(equal_loss_line, effects_at_equal_loss(cells_of(runs, "needed_layers")))]
     assert [line.partition(" (")[0] for line in lines] == ["at equal val_loss, 4 layers", "at equal val_loss, 8 layers"]
     for line in lines:
         slope, r, effect, low, high = map(float, re.findall(r"[+-]\d[\d.e+-]*", line))
@@ -394,5 +399,5 @@ def test_the_slope_and_the_setting_are_told_apart(own):
 
 def test_only_a_number_of_layers_is_compared_at_equal_loss():
     runs = needing_layers(2.0).assign(causal_score=0.1)
-    assert not list(equal_loss_lines(cells_of(runs, "causal_score")))
-    assert not list(equal_loss_lines(cells_of(runs.assign(val_loss=2.0), "needed_layers")))
+    assert not [*effects_at_equal_loss(cells_of(runs, "causal_score"))]
+    assert not [*effects_at_equal_loss(cells_of(runs.assign(val_loss=2.0), "needed_layers"))]

@@ -10,7 +10,8 @@ from support.planted_worlds import World, score
 from support.runs_frame import config_of, grid
 
 from sparsedepth.effects import power as module
-from sparsedepth.effects.power import MAX_SEEDS, PilotNoise, measure_power, pilot_noise, power_table, power_text
+from sparsedepth.effects.power import MAX_SEEDS, PilotNoise, measure_power, pilot_noise, power_table
+from sparsedepth.words.power import power_text
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,10 @@ def test_one_seed_detects_nothing_and_what_choosing_adds_counts():
     added = PilotNoise(own=0.1, choice=0.1)
     untuned, tuned = (measure_power(design(40), "val_loss", added, of)[0].detectable for of in ((), ("lr",)))
     assert untuned is not None and tuned == pytest.approx(2.87 * math.sqrt(2 * (0.01 / 40 + 0.01)), rel=0.1)
-    assert "none assumed from choosing lr" in power_text(PilotNoise(own=0.1), "assumed", "val_loss", ("lr",), None)
-    assert "0.1 from choosing lr" in power_text(added, "assumed", "val_loss", ("lr",), None)
+    assert "none assumed from choosing lr" in power_text(
+        PilotNoise(own=0.1), "assumed", "val_loss", "nat/token", ("lr",), None
+    )
+    assert "0.1 from choosing lr" in power_text(added, "assumed", "val_loss", "nat/token", ("lr",), None)
 
 
 def test_the_noise_of_a_pilot_by_hand():

@@ -11,7 +11,7 @@ from support.made_up_runs import MANIFEST, make_run
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.importance import importances, proposals, search_lines, search_table, study_of
+from sparsedepth.effects.importance import by_objective, importances, proposals, search_table, study_of
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
@@ -21,6 +21,7 @@ from sparsedepth.quantities import axis_label
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import on_front, search_of
+from sparsedepth.words.search import importance_lines
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
 DECAY = {"low": 0.01, "high": 1.0, "log": True}
@@ -146,7 +147,7 @@ def test_effects_of_a_search_are_importances(searched, command):
     assert "lr: importance PED-ANOVA" in told and "vs " not in told
     assert "Of few proposals an axis that does nothing has a share, too." in told
     with open_store(searched) as store:
-        table = search_table(store.frame("select * from runs"), search_of(store.roots), "val_loss")
+        table = search_table(by_objective(store.frame("select * from runs"), search_of(store.roots), "val_loss"))
     assert table.columns == ("objective", "axis", "ped_anova", "best_values", "proposals")
     assert {row[1] for row in table.rows} == {"lr", "weight_decay", "depth_scale"} and len(table.rows) == 3
 
@@ -155,8 +156,12 @@ def test_a_degenerate_objective_of_a_search_is_named(searched):
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
     asked = search.model_copy(update={"objectives": ["usefulness"]})
-    assert not any("degenerate" in line for line in search_lines(runs.assign(usefulness=0.1 * runs["lr"]), asked))
-    heading, caution, analysis = list(search_lines(runs.assign(usefulness=0.0), asked))[1:]
+
+    def lines(usefulness):
+        return [*importance_lines(by_objective(runs.assign(usefulness=usefulness), asked), "")]
+
+    assert not any("degenerate" in line for line in lines(0.1 * runs["lr"]))
+    heading, caution, analysis = lines(0.0)[1:]
     assert heading.startswith("\nusefulness") and analysis == "  no analysis: all values are equal"
     assert caution.startswith("  usefulness is degenerate: 0 in every run (24 of 24 runs)")
 

@@ -9,23 +9,28 @@ from sparsedepth.plots.scaling import law_page
 from sparsedepth.scaling.fit_law import ClusterEffect, bootstrap, cluster_effect, fit_law, solve
 from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
-from sparsedepth.scaling.report import Report, heading, law_points, warnings
+from sparsedepth.scaling.report import Report, doubts, law_points
+from sparsedepth.words.scaling import fit_warnings, law_heading
 
 SHAPE = ("d_model", "n_layers")
+
+
+def warnings_of(fitted):
+    return fit_warnings(fitted, doubts(fitted))
 
 
 def test_seeds_of_one_shape_without_clusters_are_warned_of():
     """Two runs of each shape and budget share what the law misses there."""
     twice = planted(pd.concat([grid(), grid()], ignore_index=True), noise=0.003)
     said = "160 points have 80 shapes and budgets"
-    assert any(warning.startswith(said) for warning in warnings(fit_law(twice, n_starts=4)))
-    assert not any(said in w for w in warnings(fit_law(twice.assign(cluster=np.arange(160) % 80), n_starts=4)))
+    assert any(warning.startswith(said) for warning in warnings_of(fit_law(twice, n_starts=4)))
+    assert not any(said in w for w in warnings_of(fit_law(twice.assign(cluster=np.arange(160) % 80), n_starts=4)))
 
 
 def test_clusters_of_an_exact_fit_share_nothing():
     points = planted(grid()).assign(loss=3.0, cluster=[f"c{i // 2}" for i in range(len(grid()))])
     report = Report(source="x", fit=fit_law(points, n_starts=4), n_excluded=0, boot=None)
-    assert "sd 0 between, 0 within (0% of the variance is between)" in heading(report)[2]
+    assert "sd 0 between, 0 within (0% of the variance is between)" in law_heading(report)[2]
 
 
 def clustered(between, noise=0.004, seed=0):
@@ -70,7 +75,9 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
     rows, runs = fit_law(points.drop(columns="cluster"), n_starts=8), fit_law(points, n_starts=8)
     assert runs.clusters is not None and len(runs.clusters.sizes) == 16
     assert runs.clusters.between == pytest.approx(0.01, rel=0.6)
-    assert runs.df == 16 - 7 and rows.df == 64 - 7 and any("16 clusters are fewer than 20" in w for w in warnings(runs))
+    assert (
+        runs.df == 16 - 7 and rows.df == 64 - 7 and any("16 clusters are fewer than 20" in w for w in warnings_of(runs))
+    )
     widths = []
     for fitted in (rows, runs):
         lo, hi = bootstrap(fitted, 100).intervals["width_part"]

@@ -10,7 +10,12 @@ from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
 from sparsedepth.scaling.fit_law import bootstrap, fit_law, solve
 from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss, jacobian
-from sparsedepth.scaling.report import log_correlations, warnings
+from sparsedepth.scaling.report import doubts, log_correlations
+from sparsedepth.words.scaling import fit_warnings
+
+
+def warnings_of(fitted):
+    return fit_warnings(fitted, doubts(fitted))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def test_known_exponents_are_recovered_within_their_intervals(found):
         assert one.lo < truth < one.hi, name
     assert found.n_reached > 10 and found.gradient < 1e-5
     assert found.objective == pytest.approx(100 * 0.003**2 * 73 / 80, rel=0.3)  # noise variance, 7 of 80 spent
-    assert warnings(found) == []
+    assert warnings_of(found) == []
 
 
 def test_the_coefficients_are_in_stated_units(found):
@@ -59,7 +64,7 @@ def test_a_term_that_matters_cannot_be_left_out_for_free(found):
 def test_a_constant_predictor_is_dropped_by_name():
     found = fit_law(planted(grid(widths=(512,)), noise=0.003))
     assert "a_m" not in found.law.names
-    assert warnings(found)[0].startswith(
+    assert warnings_of(found)[0].startswith(
         "d_model is 512 at all 20 points: the width term cannot be distinguished from E"
     )
 
@@ -67,7 +72,7 @@ def test_a_constant_predictor_is_dropped_by_name():
 def test_two_depths_need_a_fixed_exponent():
     points = planted(grid(depths=(8, 32)), noise=0.003)
     free = fit_law(points)
-    assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in warnings(free)[0]
+    assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in warnings_of(free)[0]
     assert fit_law(points, Law(fixed={"a_l": 1.2})).parameters["a_l"].value == 1.2
     with pytest.raises(ValueError, match="no term of the law can be identified: d_model is"):
         fit_law(planted(grid(widths=(512,), depths=(8, 32), tokens=(1e9,))), Law())
@@ -78,7 +83,7 @@ def test_width_and_depth_that_move_together_cannot_be_told_apart():
     points["d_model"] = 64 * points["n_layers"] * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(points)))
     found = fit_law(planted(points, noise=0.003))
     assert log_correlations(found)["width", "depth"] > 0.99
-    said = " ".join(warnings(found))
+    said = " ".join(warnings_of(found))
     assert "log width and log depth correlate at 1.00" in said
     assert "is not distinguishable from 0" in said  # one of the two takes all that both could
 
@@ -86,7 +91,7 @@ def test_width_and_depth_that_move_together_cannot_be_told_apart():
 def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
     points = grid(widths=(512,), tokens=(1e9,), depths=(4, 8, 16, 32, 64, 128, 256))
     found = fit_law(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
-    assert any("depth_part is at its bound, 0" in warning for warning in warnings(found))
+    assert any("depth_part is at its bound, 0" in warning for warning in warnings_of(found))
     assert all(
         np.isfinite(value) for one in found.parameters.values() for value in (one.lo, one.hi) if value is not None
     )

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from support.budget_results import rows_of
 
-from sparsedepth.scaling.speedup import Speedup, in_time, power_law, sentence, speedup, speedups
+from sparsedepth.scaling.speedup import Speedup, in_time, power_law, speedup, speedups
+from sparsedepth.words.scaling import worth_sentence
 
 C, L_INF, A, ALPHA = 3.82e17, 1.6, (3.5422 - 1.6) * 3.82e17**0.0941, 0.0941
 PUBLIC = {C * share: {seed: L_INF + A * (C * share) ** -ALPHA for seed in (0, 1)} for share in (0.25, 0.5, 1)}
@@ -21,7 +22,7 @@ def test_public_numbers_as_rows():
     (row,) = speedups(rows_of(runs)).to_dict("records")
     assert row["multiplier"] == pytest.approx(1.130, abs=5e-4)
     assert row["time_multiplier"] == pytest.approx(1.067, abs=1e-3)
-    assert sentence(row) == (
+    assert worth_sentence(row) == (
         "n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.13 to 1.13), 1.07 times the time (1.07 to 1.07) "
         "at 3.8e17 FLOPs"
     )

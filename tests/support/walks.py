@@ -160,11 +160,12 @@ def of_sweep(folder: Path, value: bool = False) -> Walk:
 
 def of_effects(runs: Any, outcome: str) -> Walk:
     """From the rows of `runs` to the table of effects on an outcome."""
-    from sparsedepth.effects import cells, frame, text
+    from sparsedepth.effects import cells, frame, listing
+    from sparsedepth.words.effects import effects_text
 
     def show() -> str:
         of_runs = cells.cells_of(runs, outcome)
-        return text.effects_text(frame.effects_frame(of_runs), of_runs)
+        return effects_text(listing.listing(frame.effects_frame(of_runs), of_runs))
 
     return walk(show)
 

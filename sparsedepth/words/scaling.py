@@ -1,0 +1,181 @@
+"""Words of scaling: the depth law and its doubts, the budget from which a depth is worth its cost, and what a setting
+is worth in compute."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.words.table import fitted_table
+
+if TYPE_CHECKING:
+    from sparsedepth.scaling.crossover import Crossover
+    from sparsedepth.scaling.fit_law import ClusterEffect, FittedLaw
+    from sparsedepth.scaling.law import Law
+    from sparsedepth.scaling.report import Doubts, ParameterDoubt, Report
+    from sparsedepth.scaling.speedup import Multipliers
+
+
+def flops_text(flops: float) -> str:
+    """'2.7e12'"""
+    return f"{flops:.2g}".replace("e+", "e")
+
+
+# The law
+
+
+def law_text(law: "Law") -> str:
+    """L = c_m m^-a_m + c_l l^-a_l + E, with a_l = 1."""
+    parts = [f"c_{term.symbol} {term.symbol}^-a_{term.symbol}" for term in law.terms]
+    fixed = ", ".join(f"{name} = {value:g}" for name, value in law.fixed.items())
+    return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
+
+
+def law_heading(report: "Report") -> list[str]:
+    """A line each for law, points, clusters and optimum."""
+    fit = report.fit
+    excluded = f" ({report.n_excluded} highest losses and their ties excluded)" if report.n_excluded else ""
+    units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
+    return [
+        f"{law_text(fit.law)}   [{units}]",
+        f"{fit.n_points} points of {report.source}{excluded}",
+        *([_cluster_text(fit.clusters)] if fit.has_clusters else []),
+        f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
+        f"condition number {fit.condition:.3g}",
+        "95% intervals: lo, hi: Student's t, from the curvature at the optimum; bootstrap_: from refits; '-': unknown. "
+        "NAME_part: a term's contribution at the points' geometric mean",
+    ]
+
+
+def _cluster_text(clusters: "ClusterEffect") -> str:
+    share = clusters.between**2 / (clusters.between**2 + clusters.within**2 or 1.0)
+    return (
+        f"{len(clusters.sizes)} clusters with random effects on ln L: sd {clusters.between:.3g} between, "
+        f"{clusters.within:.3g} within ({share:.0%} of the variance is between); clusters are resampled whole"
+    )
+
+
+def units_text(fit: "FittedLaw") -> str:
+    """What is independent."""
+    return "clusters" if fit.has_clusters else "points"
+
+
+def law_closing(report: "Report") -> list[str]:
+    """Correlations, bootstrap and warnings."""
+    lines = [
+        f"correlation of log {first} and log {second}: {value:.3f}"
+        for (first, second), value in report.log_correlations.items()
+    ]
+    if report.boot:
+        lines.append(
+            f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits"
+        )
+    return [*lines, *(f"warning: {warning}" for warning in law_warnings(report))]
+
+
+def law_warnings(report: "Report") -> list[str]:
+    """Everything that limits what the fit shows, and what its source says."""
+    return [*fit_warnings(report.fit, report.doubts), *report.of_source]
+
+
+def fit_warnings(fit: "FittedLaw", doubts: "Doubts") -> list[str]:
+    of_parameters = [_of_parameter(doubt, doubts.factor) for doubt in doubts.parameters]
+    return [*fit.dropped, *_of_fit(fit, doubts), *of_parameters]
+
+
+def _of_fit(fit: "FittedLaw", doubts: "Doubts") -> Iterator[str]:
+    if doubts.n_clusters is not None:
+        yield (
+            f"{doubts.n_clusters} clusters are fewer than {doubts.few_clusters}: bootstrap intervals are too narrow; "
+            f"lo and hi have Student's t with {fit.df} degrees of freedom"
+        )
+    if doubts.n_shapes is not None:
+        hint = " (--cluster d_model,n_layers)" if doubts.names_cluster else ""
+        yield (
+            f"{fit.n_points} points have {doubts.n_shapes} shapes and budgets: if all seeds of one deviate from the "
+            f"law together, intervals are too narrow{hint}"
+        )
+    if doubts.gradient is not None:
+        yield f"the best optimum is not stationary (gradient cosine {doubts.gradient:.1e}): the cost is flat"
+    if fit.n_reached < 2:
+        yield f"one of {fit.n_starts} starts reached the best optimum: a better one may exist"
+    for (first, second), value in doubts.collinear.items():
+        yield (
+            f"log {first} and log {second} correlate at {value:.2f} (above {doubts.collinear_above}): their terms "
+            f"trade against each other, and each exponent depends on the law's form"
+        )
+    if doubts.condition is not None:
+        condition = f"the Jacobian's condition number is {doubts.condition:.2g}, above {doubts.condition_above:g}"
+        yield f"{condition}: some terms cannot be separated"
+
+
+def _of_parameter(doubt: "ParameterDoubt", factor: float) -> str:
+    name, _, value, _, lo, hi = doubt.parameter
+    if doubt.kind == "not needed":
+        return f"{name} is at its bound, 0: the points do not need it"
+    if lo is None or hi is None:
+        return f"{name} has no standard error: these points do not identify it"
+    interval = f"95% interval {lo:.3g} to {hi:.3g}"
+    if doubt.kind == "near 0":
+        return f"{name} = {value:.3g} is not distinguishable from 0: {interval}"
+    return f"{name} is weakly constrained: its {interval} spans a factor of {hi / lo:.1f} (more than {factor:g})"
+
+
+# A depth
+
+
+def crossover_text(one: "Crossover") -> str:
+    """'worth its cost from 2e12 FLOPs (1e12 to 5e12)', 'not worth it up to 3e13 FLOPs', 'not known'."""
+    if one.verdict == "not known" or one.budget is None or one.smallest is None:
+        return f"not known ({one.reason})" if one.reason else "not known"
+    if one.verdict == "not worth it":
+        return f"not worth it up to {flops_text(one.budget)} FLOPs"
+    if one.is_from_smallest or one.hi is None:
+        return f"worth its cost from {flops_text(one.budget)} FLOPs, the smallest budget"
+    least = "below " * (one.lo is None) + flops_text(one.lo or one.smallest)
+    return f"worth its cost from {flops_text(one.budget)} FLOPs ({least} to {flops_text(one.hi)})"
+
+
+def crossover_sentence(one: "Crossover") -> str:
+    """'n_layers=16: worth its cost from 2e12 FLOPs (1e12 to 5e12); compared from 1e12 to 2e13 FLOPs, 5 seeds'"""
+    text = f"n_layers={one.n_layers}{'' if one.setting == 'baseline' else f', {one.setting}'}: {crossover_text(one)}"
+    if one.smallest is None or one.largest is None:
+        return text
+    ends = "at" if one.has_one_budget else f"from {flops_text(one.smallest)} to"
+    return f"{text}; compared {ends} {flops_text(one.largest)} FLOPs, {one.seeds} seeds"
+
+
+def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
+    """A sentence for each depth and setting."""
+    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
+    return [f"{head} (95%: seeds, and the choice of lr where it was tuned)", *map(crossover_sentence, found)]
+
+
+# A setting
+
+
+def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
+    """'1.13 times the compute (1.05 to 1.21)'"""
+    interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
+    return f"{multiplier:.3g}{of}{interval}"
+
+
+def worth_sentence(row: Mapping[str, Any]) -> str:
+    """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)'."""
+    text = f"n_layers={row['n_layers']}, {row['setting']}: "
+    if row["multiplier"] is None:
+        return f"{text}not known what it is worth in compute: {row['reason']}"
+    text += f"worth {multiplier_text(row['multiplier'], row['lo'], row['hi'], ' times the compute')}"
+    if row["time_multiplier"] is not None:
+        text += f", {multiplier_text(row['time_multiplier'], row['time_lo'], row['time_hi'], ' times the time')}"
+    return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))
+
+
+def speedup_lines(found: "Multipliers") -> list[str]:
+    """The table of multipliers, and a sentence for each setting and depth at its largest budget."""
+    return [
+        "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
+        "over seeds, a trunk and its branches being one, the choice of lr where it was tuned, and every L_inf that the "
+        "data allow",
+        fitted_table(found.table, ("seeds", "train_flops")).text,
+        *map(worth_sentence, found.at_largest),
+        *(f"left out: {reason}" for reason in found.refused),
+    ]
