@@ -65,9 +65,7 @@ def law_closing(report: "Report") -> list[str]:
         for (first, second), value in report.log_correlations.items()
     ]
     if report.boot:
-        lines.append(
-            f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits"
-        )
+        lines.append(f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits")
     return [*lines, *(f"warning: {warning}" for warning in law_warnings(report))]
 
 
