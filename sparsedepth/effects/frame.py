@@ -100,7 +100,7 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
         rows += judged(_lr_slopes(cells, at))
     rows += judged(_depth_slopes(rows))
     rows += judged(_depths(cells))
-    order = [*QUESTIONS, _tuned_slope(cells)]
+    order = [*QUESTIONS, f"{cells.field} slope"]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
     return _frame(cells, rows)
 
@@ -345,14 +345,10 @@ def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     for setting, values in common.items():
         contrast = _combined(found, [*parts], _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values]))
         if contrast is not None:
-            fields = _fields(_tuned_slope(cells), setting, at.depth)
+            fields = _fields(f"{cells.field} slope", setting, at.depth)
             fields["seeds"] = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
             slopes.append(Row(fields=fields, contrast=contrast))
     return slopes
-
-
-def _tuned_slope(cells: Cells) -> str:
-    return f"{cells.field} slope"
 
 
 def _slope_of(values: Sequence[float], pairs: Sequence[tuple[Any, Any]]) -> dict[Any, float]:

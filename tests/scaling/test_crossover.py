@@ -6,6 +6,7 @@ import pytest
 from support.budget_results import rows_of
 
 from sparsedepth.scaling.crossover import crossovers
+from sparsedepth.words.scaling import crossover_text
 
 BUDGETS = (1e12, 2e12, 4e12, 8e12, 1.6e13)
 
@@ -32,7 +33,7 @@ def test_an_exact_crossing():
     (found,) = crossovers(world(0.0, 0))
     assert (found.n_layers, found.setting, found.verdict, found.seeds) == (16, "baseline", "worth it", 5)
     assert found.lo <= 4e12 <= found.budget == found.hi <= 1.015 * 4e12
-    assert found.text == "worth its cost from 4.1e12 FLOPs (3.9e12 to 4.1e12)"
+    assert crossover_text(found) == "worth its cost from 4.1e12 FLOPs (3.9e12 to 4.1e12)"
 
 
 def test_a_depth_that_is_lower_than_some_says_so():
@@ -69,7 +70,7 @@ def test_an_absent_crossing_is_not_found():
     found = [one for seed in range(30) for one in crossovers(world(0.008, seed, crossing=None))]
     assert not [one for one in found if one.verdict == "worth it"]
     sure = [one for one in found if one.verdict == "not worth it" and one.budget == pytest.approx(1.6e13)]
-    assert len(sure) >= 26 and sure[0].text == "not worth it up to 1.6e13 FLOPs"
+    assert len(sure) >= 26 and crossover_text(sure[0]) == "not worth it up to 1.6e13 FLOPs"
     alike = world(0.008, 0, crossing=None, n_seeds=30)
     alike["n_layers"] = np.where(alike["n_layers"] == 16, 4, alike["n_layers"])  # one depth, shared out over two
     alike = alike[alike["loss"] < 9].assign(n_layers=np.where(alike["seed"] % 2, 4, 16), seed=alike["seed"] // 2)
@@ -83,8 +84,8 @@ def test_one_budget_is_a_budget():
     runs += [(16, "baseline", s, 2.69e12, 0.4 + 0.012 * s, None) for s in range(3)]
     runs += [(32, "baseline", s, 2.71e12, 0.9 + 0.011 * s, None) for s in range(3)]
     middle, deep = crossovers(rows_of(runs))
-    assert middle.text == "worth its cost from 2.7e12 FLOPs, the smallest budget"
-    assert deep.text == "not worth it up to 2.7e12 FLOPs"
+    assert crossover_text(middle) == "worth its cost from 2.7e12 FLOPs, the smallest budget"
+    assert crossover_text(deep) == "not worth it up to 2.7e12 FLOPs"
 
 
 def test_a_depth_must_beat_every_shallower_one():
@@ -115,12 +116,12 @@ def test_what_cannot_be_compared_is_not_known():
     runs = [(4, "baseline", s, C, 1.0 + 0.01 * s, None) for C in BUDGETS[:2] for s in range(3)]
     apart = [(8, "baseline", s, C, 0.5 + 0.01 * s, None) for C in BUDGETS[3:] for s in range(3)]
     (found,) = crossovers(rows_of([*runs, *apart]))
-    assert found.text == "not known (no budget in common: from 8e12 and up to 2e12 FLOPs)"
+    assert crossover_text(found) == "not known (no budget in common: from 8e12 and up to 2e12 FLOPs)"
     other_seeds = [(8, "baseline", 10 + s, C, 0.5, None) for C in BUDGETS[:2] for s in range(3)]
     (found,) = crossovers(rows_of([*runs, *other_seeds]))
-    assert "fewer than two seeds in common with 4 layers" in found.text
+    assert "fewer than two seeds in common with 4 layers" in crossover_text(found)
     lost = rows_of([*runs, *((8, *run[1:]) for run in runs)])
     (found,) = crossovers(lost.assign(outcome=np.where(lost["n_layers"] == 8, "diverged", "ok")))
-    assert "fewer than two seeds in common with 4 layers" in found.text
+    assert "fewer than two seeds in common with 4 layers" in crossover_text(found)
     with pytest.raises(ValueError, match="no setting was run at two depths"):
         crossovers(rows_of(runs))
