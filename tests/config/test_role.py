@@ -40,10 +40,11 @@ OTHER |= {
 """Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""
 
 
-def pair(field: str) -> tuple[RunConfig, RunConfig]:
-    """Two runs that differ in a field, which has an effect in both."""
+def pair(field: str, small: dict | None = None, value: object = None) -> tuple[RunConfig, RunConfig]:
+    """Two runs that differ in a field, which has an effect in both; of other sizes, and with another value."""
     role = ROLES[field]
-    fields = {"train_tokens": 40_960, "observe_every": 2, "measures": ALL_MEASURES, "precision": "fp32"}
+    fields: dict = {"train_tokens": 40_960, "observe_every": 2, "measures": ALL_MEASURES, "precision": "fp32"}
+    fields |= small or {}
     fields |= MOE if role.needs_experts or field == "n_experts" else {}
     fields |= dict([role.only_with]) if role.only_with else {}
     fields |= {"schedule": "wsd"} if field == "decay_frac" else {}
@@ -52,7 +53,7 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
         name = next(name for name, task in TASKS.items() if field in task.fields)
         fields |= {"corpus": f"task:{name}", "vocab_size": 264}
         fields |= {"operation_seed": {"n_operations": 2}, "max_gap": {"task_form": "text"}}.get(field, {})
-    return RunConfig(**fields), RunConfig(**fields | {field: OTHER[field]})
+    return RunConfig(**fields), RunConfig(**fields | {field: OTHER[field] if value is None else value})
 
 
 def amounts(config: RunConfig) -> tuple:

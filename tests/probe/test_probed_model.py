@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 from reference import FAMILIES, ZOO, run_config
+from support.attention_weights import assert_weights_are_used
 from support.handmade_models import integers, normal
 
-from sparsedepth.model import attention
 from sparsedepth.model.attention import attention_rows
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
@@ -31,28 +31,8 @@ def test_matrices_are_the_blocks_weights_without_norms_and_router(family):
 
 @pytest.mark.parametrize("family", CASES)
 def test_the_weights_that_measures_read_are_those_of_the_model(monkeypatch, family):
-    """Times the values that the kernel was given, they are what it returned, whatever a module does before or in it;
-    also for copies, as forks are."""
-    calls, kernel = [], attention.KERNELS["sdpa"]
-
-    def noted(q_BHTK, k_BGTK, v_BGTK, *others):
-        calls.append((v_BGTK, kernel(q_BHTK, k_BGTK, v_BGTK, *others)))
-        return calls[-1][1]
-
-    monkeypatch.setitem(attention.KERNELS, "sdpa", noted)
     probed = ProbedDecoder(Decoder(run_config(**{"n_kv_heads": 2, **CASES[family]})).eval())
-    x_BTD = probed.embed(integers(6, 3, 12))
-    calls.clear()
-    for layer in range(1, 6):
-        for copies in (1, 2):
-            probed.block(layer, x_BTD.repeat(copies, 1, 1))
-            ((v_BGTK, out_BHTK),) = calls
-            q_BHTK, k_BGTK, context = probed.attention_inputs(layer, x_BTD.repeat(copies, 1, 1))
-            expected_BHTK = attention_rows(q_BHTK, k_BGTK, 0, 12, context) @ v_BGTK.repeat_interleave(2, dim=1)
-            torch.testing.assert_close(out_BHTK, expected_BHTK, atol=1e-5, rtol=1e-5)
-            calls.clear()
-        x_BTD = probed.block(layer, x_BTD)
-        calls.clear()
+    assert_weights_are_used(monkeypatch, probed, integers(6, 3, 12))
 
 
 def test_what_is_read_of_the_first_state_is_repeated_for_copies():
