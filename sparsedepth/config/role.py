@@ -18,13 +18,14 @@ and text, between whose values losses are not comparable. numerics: the same com
 how a finished run is scored. record: what is recorded, without effect on weights or scores."""
 
 Place = Literal[
-    "shapes", "stream", "attention", "ffn", "noise", "loss",
+    "shapes", "stream", "attention", "ffn", "noise", "loss", "batch",
     "start", "optimizer", "schedule", "data", "rounding", "step",
 ]  # fmt: skip
-"""shapes: sizes of weights and batches, number of steps. stream: the forward pass outside the two branches' modules.
-attention, ffn: inside them. noise: random numbers in training. loss: terms beside the cross-entropy. start: initial
-weights. optimizer: what a step makes of gradients. schedule: its numbers that change by step. data: what a step reads.
-rounding: in which order and precision the same is computed. step: how a whole step of one run is taken."""
+"""shapes: sizes of weights and sequences. batch: size and number of batches. stream: the forward pass outside the two
+branches' modules; attention, ffn: inside them. noise: random numbers in training. loss: terms beside the cross-entropy.
+start: initial weights. optimizer: what a step makes of gradients. schedule: its numbers that change by step. data: what
+a step reads. rounding: in which order and precision the same is computed. step: how a whole step of one run is taken.
+"""
 
 BY_RUN: frozenset[Place] = frozenset({"start", "optimizer", "schedule", "data"})
 """Where each run of a stack acts by itself."""

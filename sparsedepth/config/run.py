@@ -88,9 +88,9 @@ SCHEDULE, OPTIMIZER = KNOB.acting("schedule"), KNOB.acting("optimizer")
 class TrainConfig(Section):
     """The optimiser and its schedule: linear warm-up, then cosine, wsd or linear."""
 
-    train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount").acting("shapes", "schedule")] = 2_097_152
+    train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount").acting("batch", "schedule")] = 2_097_152
     """tokens to train on"""
-    batch_tokens: Annotated[Count, CHANGES_STEP.acting("shapes")] = 8192
+    batch_tokens: Annotated[Count, CHANGES_STEP.acting("batch")] = 8192
     """tokens per optimiser step"""
     lr: Annotated[Positive, SCHEDULE] = 1e-3
     """peak learning rate"""
