@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test sentences smoke image audit slow chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test sentences smoke image audit slow mutants chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -63,6 +63,9 @@ audit:
 
 slow: install
 	$(PY) -m pytest -m "slow or gpu"
+
+mutants: install
+	OMP_NUM_THREADS=1 $(PY) tests/mutants.py
 
 chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 50 minutes =="

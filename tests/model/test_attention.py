@@ -7,6 +7,8 @@ import torch
 from support.optional_packages import flash_attn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention
 from sparsedepth.model.attention import offsets, starts
 from sparsedepth.model.context import Context
@@ -46,6 +48,17 @@ def by_hand(q, k, v, window, document_BT) -> torch.Tensor:
         keys, values = (x[b, h // (H // x.shape[1]), first : t + 1] for x in (k, v))
         out[b, h, t] = ((keys @ q[b, h, t]) / math.sqrt(K)).softmax(0) @ values
     return out
+
+
+def test_value_residual_weighs_own_values_and_those_of_block_1_each_by_its_scalar():
+    """c v_2 + d v_1 with c = 2 and d = 10, of values 5 and 3."""
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 1, "d_ff": 8}
+    layer = attention.make_attention(build(ModelConfig, sizes | {"value_residual": True}, "test"), 2)
+    with torch.no_grad():
+        layer.value_scalar.fill_(2)
+        layer.first_value_scalar.fill_(10)
+        context = Context(value_BGTK=torch.full((1, 1, 1, 8), 3.0))
+        assert layer.mixed_values(torch.full((1, 1, 1, 8), 5.0), context).unique().tolist() == [40.0]
 
 
 @PACKED

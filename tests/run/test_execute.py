@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -162,6 +163,12 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
         execute(cfg, results, Options(runtime=CPU))
     assert [(results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns] == made
     assert len(list((results / "runs").iterdir())) == 1 and not scratch.failures()
+
+
+@pytest.mark.parametrize(("lost", "asked"), [(True, False), (False, True), (False, False)])
+def test_a_run_stops_at_its_next_step_if_its_lease_is_lost_or_a_stop_was_asked_for(lost, asked):
+    job = SimpleNamespace(lease=SimpleNamespace(lost=lost), options=SimpleNamespace(stop=lambda: asked))
+    assert RunJob._stop(cast(RunJob, job)) == (lost or asked)
 
 
 def test_the_first_record_in_its_place_stands(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from support.sweep_processes import until
@@ -133,6 +134,33 @@ def test_whoever_lost_it_is_told(tmp_path, impatient):
         os.close(lease._take_over(path))
         assert not held.is_valid()
         until(lambda: held.lost)
+
+
+def test_the_heartbeat_that_finds_the_lease_taken_says_so_and_touches_no_more(tmp_path):
+    """Two beats by hand: the first of a lease that is its own, the second after another process took it over."""
+    path = tmp_path / "lock"
+    path.touch()
+    handle, lost_at = os.open(path, os.O_RDWR), []
+
+    class ByHand(lease.Lease):
+        def __init__(self):
+            self.path, self._handle, self.lost, beats = path, handle, False, iter(range(3))
+
+            def wait(seconds: float) -> bool:
+                if (beat := next(beats)) == 1:
+                    os.close(lease._take_over(path))
+                    os.utime(path, (5, 5))
+                lost_at.append(self.lost)
+                return beat == 2
+
+            self._released = SimpleNamespace(wait=wait)
+
+    held = ByHand()
+    os.utime(path, (1, 1))
+    held._beat()
+    assert held.lost and lost_at == [False, False]
+    assert os.fstat(handle).st_mtime > 5 == path.stat().st_mtime
+    os.close(handle)
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

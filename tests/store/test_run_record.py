@@ -11,7 +11,7 @@ from support.made_up_runs import make_run
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import write_json
-from sparsedepth.store import run_record
+from sparsedepth.store import checksums, run_record
 from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.schema import TABLES
@@ -95,6 +95,17 @@ def test_finish_needs_every_file_and_the_right_name(tmp_path):
     assert not run_record.is_complete(folder)
     with pytest.raises(ValueError, match="no complete run"):
         run_record.read_run(folder)
+
+
+def test_every_file_is_on_disk_before_the_marker_says_so(run, monkeypatch):
+    """Else a machine that loses power could leave a marker beside files that were never written."""
+    order = []
+    monkeypatch.setattr(checksums, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(checksums, "write_bytes", lambda path, content: order.append(path.name))
+    names = {path.name for path in run.iterdir()} - {"complete"}
+    write_marker(run, CONFIG.run_id, run_record.FILES)
+    *flushed, last = order
+    assert last == "complete" and {*flushed} == {*names, run.name} and flushed[-1] == run.name
 
 
 def test_finish_refuses_a_link(tmp_path):
