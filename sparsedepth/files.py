@@ -235,6 +235,15 @@ def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES, inside: Path | N
         return file.readall()
 
 
+def repository_of(folder: Path) -> Path:
+    """The folder that links may point into: itself, or at and below a snapshot in a cache of the hub its repository,
+    which has the files that the snapshot's links name."""
+    for place in (folder.absolute(), *folder.absolute().parents):
+        if place.parent.name == "snapshots" and place.parent.parent.name.startswith(("models--", "datasets--")):
+            return place.parent.parent
+    return folder
+
+
 def parse_json(content: bytes) -> Any:
     """The value of a JSON text. Raises ValueError, also for too deep nesting."""
     try:

@@ -4,16 +4,19 @@
     FILE.txt             cut at blank lines into documents of at least MIN_DOCUMENT characters
     FILE.jsonl, .json    one JSON object per line, the document in its `text_field`; or in .json one array of objects
     FILE.parquet         one document per row, in the column `text_field`
-    FOLDER               all files of these kinds in it, in order of their paths; each .txt file is one document
+    FOLDER               all files of these kinds in it, in order of their paths; each .txt file is one document. Of a
+                         data set's folder the split `train`, if names tell it, without what describes the data set
     'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
 
 Text and JSON-lines may be gzipped (.txt.gz). Data sets that need code of their own are not supported."""
 
 import contextlib
 import gzip
+import io
 import itertools
 import json
 import os
+import re
 import sysconfig
 import warnings
 import zlib
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.run import DataConfig
-from sparsedepth.files import digest, local_path, unreadable
+from sparsedepth.files import digest, local_path, open_regular, repository_of, unreadable
 from sparsedepth.words.plain_text import did_you_mean, one_line
 
 if TYPE_CHECKING:
@@ -39,6 +42,16 @@ KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, 
 _KINDS = ", ".join(KINDS)
 _UNREAD = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".gz", ".arrow", ".csv", ".tsv")
 """Suffixes of data that are not read, and are named if they lie beside a corpus."""
+_ABOUT = re.compile(
+    r"(?i)(^|/)((read[-_ ]?me|licen[sc]e|copying|notice|citation|changelog|contributing)\b[^/]*"
+    r"|(dataset_(infos?|dict)|state)\.json)$"
+)
+"""What describes a data set, and is no document of it."""
+_SPLIT = r"(?i)(^|[/._ -])({})([/._ -]|\d|$)"
+_TRAIN = re.compile(_SPLIT.format("train|training"))
+_OTHER_SPLIT = re.compile(_SPLIT.format("test|testing|eval|evaluation|validation|valid|val|dev"))
+"""Names of splits, as `datasets` recognises them."""
+MAX_BYTES = 2**50
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _ROWS_AT_ONCE = 128
@@ -94,25 +107,47 @@ def file_kind(file: Path) -> str | None:
 
 
 def local_files(corpus: str) -> list[Path]:
-    """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind."""
+    """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind, or one is a pipe, or
+    a link out of its folder."""
+    return _chosen(corpus)[0]
+
+
+def left_out(corpus: str) -> list[str]:
+    """The names of the files in the folder of a local corpus that are not read."""
+    return _chosen(corpus)[1]
+
+
+def _chosen(corpus: str) -> tuple[list[Path], list[str]]:
     corpus = corpus_name(corpus).place
     path = local_path(corpus)
     if path.is_dir():
-        return _files_in(path, corpus)
-    if not path.is_file():
+        files, rest = _files_in(path, corpus)
+    elif not path.exists():
         fix = f"correct the path, or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
         raise ValueError(f"corpus={corpus!r} does not exist ({path.absolute()}); {fix}")
-    if file_kind(path) is None:
+    elif file_kind(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {_KINDS}")
-    return [path]
+    else:
+        files, rest = [path], list[str]()
+    for file in files:
+        _open(file).close()
+    return files, rest
 
 
-def _files_in(folder: Path, corpus: str) -> list[Path]:
-    """The files of a folder, hidden ones left out; warns of data of other kinds. Raises ValueError for a folder of
-    `datasets`, whose other files would be taken for text."""
-    inside = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+def _open(file: Path) -> io.FileIO:
+    try:
+        return open_regular(file, MAX_BYTES, repository_of(file.parent))
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def _files_in(folder: Path, corpus: str) -> tuple[list[Path], list[str]]:
+    """The files of a folder, hidden ones left out, and the names of those that are no training text: what describes a
+    data set, and where a name tells the split, other splits; warns of data of other kinds. Raises ValueError for a
+    folder of `datasets`, whose other files would be taken for text."""
+    inside = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if not file.is_dir()}
     visible = {name: inside[name] for name in sorted(inside) if not any(part[0] == "." for part in name.split("/"))}
-    files = [file for file in visible.values() if file_kind(file)]
+    readable = {name: file for name, file in visible.items() if file_kind(file)}
     unread = {name: file for name, file in visible.items() if file.suffix.lower() in _UNREAD and not file_kind(file)}
     for file in unread.values():
         if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists():
@@ -121,13 +156,15 @@ def _files_in(folder: Path, corpus: str) -> list[Path]:
             told = f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside"
             fix = f"write it as Parquet, and name that file: datasets.{read}.to_parquet('corpus.parquet')"
             raise ValueError(f"{told} dataset_info.json); {fix}")
-    if not files:
+    has_splits = any(_TRAIN.search(name) for name in readable)
+    rest = [name for name in readable if _ABOUT.search(name) or (has_splits and _OTHER_SPLIT.search(name))]
+    if not readable.keys() - rest:
         told = f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}"
         raise ValueError(f"{told}; name one that has some")
     if unread:
         names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
         warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {_KINDS}", stacklevel=2)
-    return files
+    return [file for name, file in readable.items() if name not in rest], [*rest, *unread]
 
 
 def check_text(corpus: str) -> None:
@@ -182,9 +219,9 @@ def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
 
 def _lines(file: Path) -> Iterator[str]:
     try:
-        open_text = gzip.open if file.suffix.lower() == ".gz" else open
-        with open_text(file, "rt", encoding="utf-8-sig") as opened:  # without Windows' byte order mark
-            yield from opened
+        with _open(file) as binary:
+            content = gzip.GzipFile(fileobj=binary) if file.suffix.lower() == ".gz" else io.BufferedReader(binary)
+            yield from io.TextIOWrapper(content, encoding="utf-8-sig")  # without Windows' byte order mark
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise unreadable(file, error) from None
 
@@ -239,7 +276,7 @@ def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
     def tables() -> "Iterator[pyarrow.RecordBatch]":
         import pyarrow.parquet
 
-        yield from pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+        yield from pyarrow.parquet.ParquetFile(_open(file)).iter_batches(_ROWS_AT_ONCE)
 
     yield from _column(str(file), tables(), config, "check that it is a whole Parquet file")
 

@@ -28,9 +28,11 @@ from pydantic import ValidationError
 from sparsedepth.config.corpus import STDLIB, corpus_name, is_learned
 from sparsedepth.config.run import DataConfig, RunConfig, TextConfig
 from sparsedepth.config.section import Section
+from sparsedepth.data.corpus import left_out, local_files
 from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, local_path, locked, sha256, write_json
+from sparsedepth.words.plain_text import counted
 
 MANIFEST = "manifest.json"
 TRAIN, VAL = "train.bin", "val.bin"
@@ -69,6 +71,8 @@ class Manifest(Section):
     train: Shard
     val: Shard
     versions: dict[str, str]
+    left_out: list[str] = []
+    """files in the folder of the corpus that were not read"""
 
 
 @dataclass(frozen=True)
@@ -291,7 +295,12 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         tokenizer.save(unfinished)
         with _progress(config.corpus) as show:
             train, val, dtype = write_shards(unfinished, kind.encoder(tokenizer), kind, config, show)
-        saved = unfinished / TOKENIZER_FILE
+        saved, rest = unfinished / TOKENIZER_FILE, list[str]()
+        place = local_path(corpus_name(config.corpus).place)
+        if corpus_name(config.corpus).origin == "files" and place.is_dir():
+            rest, n_files = left_out(config.corpus), counted(len(local_files(config.corpus)), "file")
+            told = f"read {train.documents + val.documents:,} documents in {n_files}"
+            print("; left out: ".join([told, *filter(None, [", ".join(rest)])]), file=sys.stderr)
         manifest = Manifest(
             data_id=folder.name,
             data_hash=digest([train.sha256, val.sha256]),
@@ -306,6 +315,7 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
             val=val,
             versions={"python": platform.python_version()}
             | {name: version(name) for name in ("sparsedepth", *kind.packages(config))},
+            left_out=rest,
         )
         write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
 

@@ -2,7 +2,7 @@
 
     'byte'      id = byte (0..255); 256 ends a document. Every text, no dependency, never out of vocabulary
     'bpe:SIZE'  byte-level BPE of at most SIZE tokens, trained on the training documents; 0 ends a document
-    other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
+    other       a folder's or a hub name's tokenizer.json as it is; the end-of-sequence token of its settings ends one
 
 Special tokens in a text are not recognised: '<|endoftext|>' in a document is ordinary text. But a word or piece model
 may contain the same string, as T5's contains '</s>': pairs with it are refused (`data.pairs`)."""
@@ -13,12 +13,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from sparsedepth.config.corpus import BYTE_SIZE, check_size, is_learned, known_size
-from sparsedepth.files import local_path
+from sparsedepth.files import local_path, parse_json, read_regular, repository_of
+from sparsedepth.words.plain_text import one_line
 
 if TYPE_CHECKING:
     import tokenizers
@@ -27,6 +28,9 @@ BPE_CHARACTERS = 100_000_000
 """Maximum text that a BPE learns from: merges hardly change beyond, and training holds all words in memory."""
 
 TOKENIZER_FILE = "tokenizer.json"
+CONFIG = "config.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model", "vocab.txt")
+MAX_JSON_BYTES, MAX_TOKENIZER_BYTES = 10_000_000, 500_000_000
 UNREACHABLE = "the hub does not answer, and its local cache has no such tokenizer"
 _END = "<|endoftext|>"
 
@@ -165,24 +169,79 @@ def _not_loadable(name: str, reason: str) -> ValueError:
 
 
 def _load(name: str) -> FastTokenizer:
+    """The tokenizer of a folder, or of the hub, as its tokenizer.json has it: a class that its configuration names
+    could replace parts of it. Only special tokens are the configuration's."""
+    folder = local_path(name) if local_path(name).exists() else _snapshot(name)
+    if not (folder / TOKENIZER_FILE).exists():
+        return _converted(name, folder)
+    root = repository_of(folder)
+
+    def read(file: str) -> Any:
+        try:
+            return parse_json(read_regular(folder / file, MAX_JSON_BYTES, root)) if (folder / file).exists() else {}
+        except (OSError, ValueError) as error:
+            raise _not_loadable(name, f"{file}: {one_line(error)}") from None
+
+    import tokenizers
+
+    try:
+        content = read_regular(folder / TOKENIZER_FILE, MAX_TOKENIZER_BYTES, root)
+        backend = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library has one kind for all
+        raise _not_loadable(name, f"tokenizers {tokenizers.__version__}: {one_line(error)}") from None
+    settings = {**read("special_tokens_map.json"), **read("tokenizer_config.json")}
+    return FastTokenizer(backend, _end_of(name, backend, settings, read(CONFIG)))
+
+
+def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Any, config: Any) -> int:
+    """The id of the token that ends a document: `eos_token` of the tokenizer's configuration, else `eos_token_id` of
+    the model's if it is a special token. One that tokenizer.json lacks is added, at the id that is given."""
+    from tokenizers import AddedToken
+
+    token = settings.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if token is None:
+        ids = config.get("eos_token_id")
+        known = {id: added.content for id, added in backend.get_added_tokens_decoder().items() if added.special}
+        token = next((known[id] for id in (ids if isinstance(ids, list) else [ids]) if id in known), None)
+    if not isinstance(token, str):
+        fix = "set eos_token in its tokenizer_config.json, or name another"
+        raise ValueError(f"tokenizer={name!r} has no end-of-sequence token, which must end a document; {fix}")
+    if (id := backend.token_to_id(token)) is None:
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        id = backend.token_to_id(token)
+        added = settings.get("added_tokens_decoder") or {}
+        given = [number for number, entry in added.items() if isinstance(entry, dict) and entry.get("content") == token]
+        if given and given != [str(id)]:
+            raise _not_loadable(name, f"eos_token={token!r} has the id {given[0]}, and {TOKENIZER_FILE} ends at {id}")
+    assert id is not None
+    return id
+
+
+def _snapshot(name: str) -> Path:
+    """The folder of a hub's tokenizer in the cache."""
+    from huggingface_hub import snapshot_download
+
+    is_local = not hub_answers()  # the hub's client would try again for a minute
+    patterns = [TOKENIZER_FILE, CONFIG, *_SETTINGS]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=is_local))
+    except Exception as error:  # the hub and its cache each raise their own
+        reason = UNREACHABLE if is_local else f"huggingface_hub, {type(error).__name__}: {one_line(error)}"
+        raise _not_loadable(name, reason) from None
+
+
+def _converted(name: str, folder: Path) -> FastTokenizer:
+    """A tokenizer of older files, which transformers converts."""
     from transformers import AutoTokenizer
 
-    folder = local_path(name)
-    is_local = folder.exists() or not hub_answers()  # the hub's client would try again for a minute
     try:
-        place = str(folder) if folder.exists() else name
-        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=is_local)
-    except Exception as error:  # the hub, its cache and the file formats each raise their own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if is_local and not folder.exists():
-            reason = UNREACHABLE
-        elif folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
-            reason = f"it has no {TOKENIZER_FILE}, and its other files do not tell its kind: copy the model's there"
+        place = str(folder)
+        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=True)
+    except Exception:  # each kind of file raises its own
+        reason = f"it has no {TOKENIZER_FILE}, and its other files do not tell its kind: copy the model's there"
         raise _not_loadable(name, reason) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if loaded is None or backend is None:
         raise ValueError(f"tokenizer={name!r} has no fast version (tokenizer.json); convert it, or name another")
-    if loaded.eos_token_id is None:
-        fix = "set eos_token in its tokenizer_config.json, or name another"
-        raise ValueError(f"tokenizer={name!r} has no end-of-sequence token, which must end a document; {fix}")
-    return FastTokenizer(backend, loaded.eos_token_id)
+    return FastTokenizer(backend, _end_of(name, backend, {"eos_token": loaded.eos_token}, {}))

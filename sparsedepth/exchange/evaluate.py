@@ -34,7 +34,7 @@ from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import did_you_mean, one_line
 
 LOST = "_lost"
 """Name suffix of a metric's decrease without layers."""
@@ -93,7 +93,16 @@ class HarnessTask:
             skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
         with skipping:
             loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
-            output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+            try:
+                output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # metrics, filters and functions of tasks each raise their own
+                metrics = ", ".join(str(each.get("metric")) for each in self.loaded.get_config("metric_list") or [])
+                raise ValueError(
+                    f"task {self.name!r}: lm-eval {version('lm-eval')} cannot score it ({type(error).__name__}: "
+                    f"{one_line(error)}); its metrics are {metrics}: leave out in its YAML what does not fit"
+                ) from error
         samples, n = output["samples"][self.name], output["n-samples"][self.name]
         hits = _hits(samples)
         facts = {
@@ -179,8 +188,8 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
     try:
         tasks = manager.load(list(names))["tasks"]
     except Exception as error:  # data sets, YAML and functions of tasks each raise their own
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{', '.join(names)} cannot be loaded ({type(error).__name__}: {reason})") from None
+        told = f"lm-eval {version('lm-eval')}, {type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{', '.join(names)} cannot be loaded ({told})") from None
     for task in tasks.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

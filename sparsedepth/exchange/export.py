@@ -100,6 +100,9 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id:
     exported.generation_config = GenerationConfig(eos_token_id=eos_token_id)
     with errors_of_system():
         exported.save_pretrained(folder)
+    values = read_json(folder / CONFIG)
+    if theta := (values.get("rope_parameters") or {}).get("rope_theta"):
+        write_json(folder / CONFIG, {**values, "rope_theta": theta})  # where version 4 and other engines read it
     for path in weight_files(folder):  # safetensors makes them readable for the owner only
         shutil.copymode(folder / CONFIG, path)
 

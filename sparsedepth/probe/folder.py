@@ -3,10 +3,9 @@
 Accepted is data only: config.json of a supported model type, weights in safetensors, a tokenizer in JSON. Refused, with
 the reason: weights in formats that can run code (.bin, .pt, pickle), Python files, JSON that points to code or to
 kernels of others (`auto_map`, `trust_remote_code`, `attn_implementation: someone/kernel` ...: CVE-2026-4372,
-CVE-2026-5241), quantised weights, adapters, links out of the folder, and implausibly large headers. A key that only
+CVE-2026-5241), adapters, links out of the folder, and implausibly large headers. A key that only
 selects one of the library's own kernels is none of these. Nothing loads a refused folder."""
 
-import json
 import math
 import os
 import re
@@ -14,18 +13,23 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from sparsedepth.files import NotRegularError, open_regular, parse_json, read_regular, repository_of, unreadable
 from sparsedepth.probe.hf_types import TYPES, check_type
+from sparsedepth.words.plain_text import one_line
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 MAX_JSON_BYTES = 10_000_000
+MAX_WEIGHT_BYTES = 2**50
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; a model of a thousand experts per layer needs a tenth of it."""
 
 COPY = "copy the model again from where it was made"
-"""The fix for a folder that is incomplete or does not fit together."""
+"""The fix for a folder that lacks a file or a part of one."""
+COMPARE = "compare config.json with that of the original"
+"""The fix for files that are whole, and do not fit together: a copy would be the same."""
 QUANTISED = "quantised weights are not measured; use the original ones"
 
 _UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".npz")
@@ -50,10 +54,9 @@ _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check_folder(folder: Path, root: Path | None = None, types: Collection[str] = TYPES) -> dict[str, Any]:
-    """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other. `root`
-    is the folder that links may point into: the folder itself, or the root of a cache."""
-    check_names(folder, root or folder)
+def check_folder(folder: Path, types: Collection[str] = TYPES) -> dict[str, Any]:
+    """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other."""
+    check_names(folder)
     config = read_json(folder / CONFIG)
     check_config(config, str(folder / CONFIG), types)
     for other in _SETTINGS:
@@ -74,13 +77,13 @@ def check_config(config: dict[str, Any], source: str, types: Collection[str] = T
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ValueError for a missing, oversized or broken file, or another value."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, and {MAX_JSON_BYTES:,} are the most")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:200]}; {COPY}") from None
+        content = parse_json(read_regular(path, MAX_JSON_BYTES, repository_of(path.parent)))
+    except NotRegularError as error:
+        raise unreadable(path, error) from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {one_line(error)}; {COPY}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold an object, and holds a {type(content).__name__}; {COPY}")
+        raise ValueError(f"{path} must hold an object, and holds a {type(content).__name__}; {COMPARE}")
     return content
 
 
@@ -108,26 +111,26 @@ def check_weights(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        n_bytes = path.stat().st_size
-        with open(path, "rb") as file:
-            header = int.from_bytes(file.read(8), "little")
+        with open_regular(path, MAX_WEIGHT_BYTES, repository_of(path.parent)) as file:
+            n_bytes, header = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         if n_bytes < 8 or header > min(n_bytes - 8, MAX_HEADER_BYTES):
             raise ValueError(f"it has {n_bytes:,} bytes and claims a header of {header:,}")
         with safe_open(path, framework="pt") as file:
             return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is not a valid safetensors file ({reason}); copy or export it again") from None
+        raise ValueError(
+            f"{path} is not a valid safetensors file ({one_line(error)}); copy or export it again"
+        ) from None
 
 
-def check_names(folder: Path, root: Path) -> None:
-    """Raises ValueError for a link out of `root`, special files, code, and adapters."""
-    inside = root.resolve()
+def check_names(folder: Path) -> None:
+    """Raises ValueError for a link out of the folder, special files, code, and adapters."""
+    inside = repository_of(folder).resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise ValueError(f"{path} is a link out of the folder; copy the file itself there")
         if path.exists() and not path.is_file() and (path.suffix in _DATA or not path.is_dir()):
-            raise ValueError(f"{path} is a folder, a pipe or a device, and should be a file; copy the model again")
+            raise ValueError(f"{path} is a folder, a pipe or a device, and should be a file; delete it")
         if path.suffix in _CODE:
             raise ValueError(
                 f"{folder} brings code of its own ({path.name}), and nothing of a model folder is ever run; "
@@ -140,8 +143,6 @@ def check_names(folder: Path, root: Path) -> None:
 def _check_plain(content: Any, source: str) -> None:
     """Raises ValueError for a key, at any depth, that points to code or kernels."""
     for key, value in _entries(content):
-        if key == "quantization_config":
-            raise ValueError(f"{source} has the key {key!r}: {QUANTISED}")
         if not _is_plain(key, value):
             danger = f"{source} has the key {key!r}, which can make a library run code from elsewhere"
             raise ValueError(f"{danger}; delete it where the model needs none")
@@ -165,11 +166,11 @@ def _check_numbers(content: Any, source: str) -> None:
             if not isinstance(number, float | int) or isinstance(number, bool):
                 continue
             if not math.isfinite(number):
-                raise ValueError(f"{source} has {key}={number}, which is not finite; fix it, or copy it again")
+                raise ValueError(f"{source} has {key}={number}, which is not finite; fix it there")
             if number <= 0 and _POSITIVE.search(key):
-                raise ValueError(f"{source} has {key}={number:g}, which must be above 0; fix it, or copy it again")
+                raise ValueError(f"{source} has {key}={number:g}, which must be above 0; fix it there")
             if number < 0 and _NOT_NEGATIVE.search(key):
-                raise ValueError(f"{source} has {key}={number:g}, which must be 0 or more; fix it, or copy it again")
+                raise ValueError(f"{source} has {key}={number:g}, which must be 0 or more; fix it there")
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:

@@ -5,10 +5,11 @@ of the weights in the files, whatever config.json says, unless fp32 is requested
 final norm and head are always held in fp32. Both give the same numbers, except for Gemma, whose embedding scale is a
 constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width 3072 in bf16)."""
 
+import math
 import re
 import warnings
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -24,8 +25,8 @@ from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import MARKER, digest, local_path, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
+    COMPARE,
     CONFIG,
-    COPY,
     IMPLEMENTATION,
     QUANTISED,
     WEIGHTS,
@@ -99,21 +100,20 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     if (folder / RUN_CONFIG).exists():
         return _load_run(str(source), folder, device)
     if (folder / CONFIG).exists():
-        return _load_hf(str(source), folder, None, device, dtype)
+        return _load_hf(str(source), folder, device, dtype)
     if problem := which_run(folder):
         raise ValueError(problem)
     if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
         folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
         raise ValueError(f"model {str(source)!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
-    snapshot = _download(str(source))
-    return _load_hf(str(source), snapshot, snapshot.parent.parent, device, dtype)
+    return _load_hf(str(source), _download(str(source)), device, dtype)
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:
     """Raises ValueError, before it reads a tensor, unless names and shapes of the weights match the config."""
     from safetensors import safe_open
 
-    check_names(folder, folder)
+    check_names(folder)
     path = folder / WEIGHTS
     if not path.exists():
         why = "copies of a run may leave it out, and a diverged run has none; copy it from where it was made"
@@ -156,16 +156,16 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
     for name, weight in model.named_parameters():
         if n_bad := int((~weight.isfinite()).sum()):
             places = f"{name} holds NaN or infinity at {n_bad:,} of {weight.numel():,} places"
-            raise ValueError(f"{folder} has weights that are not finite: {places}; copy or export it again")
+            raise ValueError(f"{folder} has weights that are not finite: {places}; export it again")
 
 
 def _check_layers(n_layers: Any, n_tensors: int) -> None:
     """Raises ValueError for a config with more layers than there are tensors."""
     if not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
-        raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors; {COPY}")
+        raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors; {COMPARE}")
 
 
-def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device | str, dtype: Dtype) -> LoadedModel:
+def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype) -> LoadedModel:
     check_transformers(version("transformers"))
     from transformers.utils import logging
 
@@ -173,7 +173,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
 
     logging.disable_progress_bar()  # it would mix with our output
 
-    values = check_folder(folder, root)
+    values = check_folder(folder)
     check_installed(values["model_type"])
     config = _hf_config(folder, values)
     paths = weight_files(folder)
@@ -217,7 +217,7 @@ def _told(mistake: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{mistake}: {_line(error)}; {COPY}") from None
+        raise ValueError(f"{mistake} (transformers {version('transformers')}: {_line(error)}); {COMPARE}") from None
 
 
 def check_transformers(version: str) -> None:
@@ -241,7 +241,14 @@ def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
     mistake, though some types refuse it (transformers#46211): it is set afterwards."""
     from transformers import CONFIG_MAPPING
 
-    fields = {name: value for name, value in values.items() if not IMPLEMENTATION.fullmatch(name)}
+    fields = {
+        name: value
+        for name, value in values.items()
+        if not IMPLEMENTATION.fullmatch(name) and name != "quantization_config"  # the files' dtypes tell, see `_dtypes`
+    }
+    if isinstance(pad := fields.get("pad_token_id"), int) and pad >= (fields.get("vocab_size") or math.inf):
+        warnings.warn(f"{folder / CONFIG}: pad_token_id={pad} is not below vocab_size, and is left out", stacklevel=2)
+        del fields["pad_token_id"]
     sizes = ("hidden_size", "num_attention_heads", "head_dim")
     with _told(f"{folder / CONFIG} is not a config of its model type"):
         width, heads, head_width = (fields.get(name) or 0 for name in sizes)
@@ -272,7 +279,7 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
         planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
     if 2 * _n_parameters(planned) > n_bytes:
         sizes = f"{_n_parameters(planned):,} parameters, and the weight files have {n_bytes:,} bytes"
-        raise ValueError(f"{folder / CONFIG} describes {sizes}: they belong to another model, or parts miss; {COPY}")
+        raise ValueError(f"{folder / CONFIG} describes {sizes}: they belong to another model, or parts miss; {COMPARE}")
 
 
 def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
@@ -293,15 +300,32 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
             output_loading_info=True,
         )
     model, report = loaded
+    report["unexpected_keys"] = _without_predictors(report["unexpected_keys"], config, folder)
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
         if names:
             what = f"{kind.replace('_', ' ')} {names[0]}"
-            raise ValueError(f"the weights of {folder} are not those of its config: {what}; {COPY}")
+            raise ValueError(f"the weights of {folder} are not those of its config: {what}; {COMPARE}")
     # Every position of every fork passes through embedding, final norm and head.
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         part.to(of_layers if isinstance(part, nn.ModuleList) else torch.float32)
     return model.eval()
+
+
+def _without_predictors(names: Collection[str], config: Any, folder: Path) -> list[str]:
+    """The names of weights without those of layers that predict several tokens ahead (MTP), which stand after the
+    last layer and take no part in the prediction of the next one; these are told."""
+    n_more = getattr(config, "num_nextn_predict_layers", None) or getattr(config, "mtp_num_hidden_layers", None) or 0
+    of_layer = {name: re.search(r"(?:^|\.)layers\.(\d+)\.", name) for name in names}
+    ahead = [
+        name
+        for name, layer in of_layer.items()
+        if re.search(r"(^|\.)mtp(\.|_)", name) or (n_more and layer and int(layer[1]) >= config.num_hidden_layers)
+    ]
+    if ahead:
+        told = f"{folder}: {len(ahead)} weights of layers that predict further tokens (MTP) are not measured"
+        warnings.warn(told, stacklevel=2)
+    return [name for name in names if name not in ahead]
 
 
 def _download(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -201,3 +202,66 @@ def test_data_beside_a_corpus_that_is_not_read_is_named(tmp_path, name):
     (tmp_path / name).touch()
     with pytest.warns(UserWarning, match=rf"{name} not read; decompress or convert to \.txt"):
         assert read(tmp_path) == ["a text"]
+
+
+def test_of_a_data_sets_folder_the_training_split_is_read_and_the_rest_said(tmp_path, capsys):
+    """As `hf download --repo-type dataset` makes it: splits by name, what describes the set, a licence."""
+    for place in ("data/train-00000-of-00001", "data/test-00000-of-00001", "data/validation-00000-of-00001"):
+        path = tmp_path / "set" / f"{place}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        split = path.stem.partition("-")[0]
+        path.write_text("".join(json.dumps({"text": f"{split} {number}"}) + "\n" for number in range(12)))
+    for name in ("LICENSE.txt", "README.txt", "dataset_infos.json", "data/dataset_info.json", "CITATION.txt"):
+        (tmp_path / "set" / name).write_text('{\n  "default": {}\n}')
+    assert read(tmp_path / "set") == [f"train {number}" for number in range(12)]
+    config = RunConfig(corpus=str(tmp_path / "set"), val_fraction=0.3)
+    corpus = prepare(config, tmp_path / "data")
+    rest = ["CITATION.txt", "LICENSE.txt", "README.txt", "data/dataset_info.json", "data/test-00000-of-00001.jsonl"]
+    rest += ["data/validation-00000-of-00001.jsonl", "dataset_infos.json"]
+    assert corpus.manifest.left_out == rest
+    assert f"read 12 documents in 1 file; left out: {', '.join(rest)}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (["train.txt", "test.txt", "dev.txt", "eval-1.txt", "notes.txt"], ["notes.txt", "train.txt"]),
+        (["training/a.txt", "testing/a.txt", "valid/a.txt"], ["training/a.txt"]),
+        (["test.txt", "validation.txt"], ["test.txt", "validation.txt"]),
+        (
+            ["trainer.txt", "contest.txt", "latest.txt", "evaluate.txt"],
+            ["contest.txt", "evaluate.txt", "latest.txt", "trainer.txt"],
+        ),
+        (["a.txt", "licence.txt", "LICENSE-MIT.txt", "license_agreement.txt"], ["a.txt", "license_agreement.txt"]),
+    ],
+)
+def test_splits_are_told_by_whole_words_of_names(tmp_path, names, kept):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path) == kept
+
+
+def test_links_out_of_a_corpus_and_pipes_are_refused_by_name(tmp_path):
+    (tmp_path / "secret.txt").write_text("of the host")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.txt").write_text("ours")
+    (folder / "b.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(ValueError, match=r"b\.txt is a link to .*secret\.txt'; name that file, or copy it there"):
+        read(folder)
+    (folder / "b.txt").unlink()
+    os.mkfifo(folder / "b.txt")
+    for corpus in (folder, folder / "b.txt"):
+        with pytest.raises(ValueError, match=r"b\.txt is a pipe; name a file"):
+            read(corpus)
+
+
+def test_a_snapshot_of_a_data_set_in_the_hubs_cache_is_read(tmp_path):
+    repository = tmp_path / "datasets--me--set"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "blobs" / "0123").write_text('{"text": "one"}\n')
+    data = repository / "snapshots" / "ab" / "data"
+    data.mkdir(parents=True)
+    (data / "train.jsonl").symlink_to(Path("..", "..", "..", "blobs", "0123"))
+    assert read(data.parent) == ["one"]

@@ -104,3 +104,83 @@ def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
     with pytest.raises(ValueError, match=r"'bpe:1000' has 1000 tokens and the model vocab_size=264"):
         make_tokenizer("bpe:1000", nothing(), 264)  # before it is trained
     assert make_tokenizer(str(folder), nothing(), 9).size == 10  # only ids that occur in a text matter
+
+
+CLASSES = (
+    *("PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast"),
+    *("LlamaTokenizer", "LlamaTokenizerFast", "GPTNeoXTokenizerFast", "GemmaTokenizerFast", "TokenizersBackend"),
+    *("CodeLlamaTokenizer", "BertTokenizerFast", "T5TokenizerFast", None),
+)
+TYPES = ("llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "gemma2", "mistral", "smollm3", "olmo2", None)
+TEXT = "Naïve Café 12345 + 6,789 = 19134\r\n\tIT'S 'quoted'  twice </s> 東京 ﬁne e\u0301"
+
+
+def raw_tokenizers() -> dict[str, tokenizers.Tokenizer]:
+    """Ten that classes of transformers would build otherwise: digits in threes, normalisers, prefix spaces, pieces."""
+    from tokenizers import Regex, Tokenizer, models, normalizers as norm, pre_tokenizers as pre, trainers
+
+    alphabet = pre.ByteLevel.alphabet()
+    digits = pre.Split(Regex(r"\\d{1,3}"), "isolated")
+    kinds = {
+        "bytes": (models.BPE(), None, pre.ByteLevel(add_prefix_space=False)),
+        "prefix": (models.BPE(), None, pre.ByteLevel(add_prefix_space=True)),
+        "no pattern": (models.BPE(), None, pre.ByteLevel(add_prefix_space=False, use_regex=False)),
+        "digits": (models.BPE(), None, pre.Sequence([digits, pre.ByteLevel(add_prefix_space=False)])),
+        "each digit": (models.BPE(), None, pre.Sequence([pre.Digits(True), pre.ByteLevel(add_prefix_space=False)])),
+        "nfc": (models.BPE(), norm.NFC(), pre.ByteLevel(add_prefix_space=False)),
+        "nfkc": (models.BPE(), norm.NFKC(), pre.ByteLevel(add_prefix_space=False)),
+        "lower": (models.BPE(), norm.Lowercase(), pre.ByteLevel(add_prefix_space=False)),
+        "metaspace": (models.BPE(unk_token="</s>"), None, pre.Metaspace()),
+        "words": (models.WordLevel(unk_token="</s>"), norm.Strip(), pre.Whitespace()),
+    }
+    made = {}
+    for name, (model, normalizer, pre_tokenizer) in kinds.items():
+        backend = Tokenizer(model)
+        if normalizer:
+            backend.normalizer = normalizer
+        backend.pre_tokenizer = pre_tokenizer
+        trainer = trainers.WordLevelTrainer if name == "words" else trainers.BpeTrainer
+        own = {} if name in ("words", "metaspace") else {"initial_alphabet": alphabet}
+        backend.train_from_iterator(
+            [*TEXTS, TEXT], trainer(vocab_size=400, special_tokens=["</s>"], show_progress=False, **own)
+        )
+        made[name] = backend
+    return made
+
+
+@pytest.mark.parametrize("kind", raw_tokenizers())
+def test_ids_are_those_of_tokenizer_json_whatever_class_and_type_the_configuration_names(tmp_path, kind):
+    """Ten tokenizers by fourteen classes by ten model types; no release of transformers takes part."""
+    raw_tokenizers()[kind].save(str(tmp_path / "tokenizer.json"))
+    raw = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    raw.encode_special_tokens = True
+    wanted = raw.encode(TEXT, add_special_tokens=False).ids
+    for name in CLASSES:
+        for model_type in TYPES:
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
+            settings = {"tokenizer_class": name, "add_bos_token": True, "add_prefix_space": True, "legacy": False}
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "</s>"}))
+            tokenizer = make_tokenizer(str(tmp_path), nothing(), 400)
+            assert (tokenizer.encode([TEXT]), tokenizer.eod) == ([wanted], 0), (name, model_type)
+
+
+@pytest.mark.parametrize(
+    ("files", "eod"),
+    [
+        ({"tokenizer_config.json": {"eos_token": {"content": "</s>", "lstrip": False}}}, 1),
+        ({"tokenizer_config.json": {}, "special_tokens_map.json": {"eos_token": "</s>"}}, 1),
+        ({"tokenizer_config.json": {}, "config.json": {"eos_token_id": [1, 3]}}, 1),
+        ({"tokenizer_config.json": {"eos_token": "<end>", "added_tokens_decoder": {"6": {"content": "<end>"}}}}, 6),
+        ({"tokenizer_config.json": {}, "config.json": {"eos_token_id": 3}}, "no end-of-sequence token"),
+        ({"tokenizer_config.json": {"eos_token": "<e>", "added_tokens_decoder": {"77": {"content": "<e>"}}}}, "id 77"),
+    ],
+)
+def test_the_end_of_a_document_is_the_configurations(folder, files, eod):
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    if isinstance(eod, str):
+        with pytest.raises(ValueError, match=eod):
+            make_tokenizer(str(folder), nothing(), 20)
+        return
+    tokenizer = make_tokenizer(str(folder), nothing(), 20)
+    assert tokenizer.eod == eod and tokenizer.encode(["cat"]) == [[3]]

@@ -48,20 +48,32 @@ def linked(folder: Path) -> None:
 
 COPIED = {
     "broken JSON": (lambda f: (f / CONFIG).write_text("{"), "cannot be read as JSON"),
-    "a list": (lambda f: (f / CONFIG).write_text("[]"), "must hold an object"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "has no weights"),
     "a shard too few": (as_shards, "names the shard 'a.safetensors'"),
     "cut": (lambda f: shortened(f / WEIGHTS), "is not a valid safetensors file"),
-    "not finite": (with_nan, "are not finite"),
+}
+COMPARED = {
+    "a list": (lambda f: (f / CONFIG).write_text("[]"), "must hold an object"),
     "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=10**9), "1000000000 layers, and the weights are"),
     "a layer more": (lambda f: edit(f / CONFIG, num_hidden_layers=5), "belong to another model|missing keys"),
     "another depth": (lambda f: edit(f / CONFIG, num_hidden_layers=3), "are not those of its config"),
     "another width": (lambda f: edit(f / CONFIG, intermediate_size=47), "cannot be loaded|mismatched keys"),
     "larger": (lambda f: edit(f / CONFIG, hidden_size=2**16), "belong to another model"),
-    "no type of a number": (lambda f: edit(f / CONFIG, num_hidden_layers="4"), "is not a config of its model type"),
-    "no activation": (lambda f: edit(f / CONFIG, hidden_act="no_such"), "describes no model"),
-    "a folder": (lambda f: (f / "spiece.json").mkdir(), "should be a file"),
+    "no type of a number": (lambda f: edit(f / CONFIG, num_hidden_layers="4"), r"model type \(transformers \d.*: "),
+    "no activation": (lambda f: edit(f / CONFIG, hidden_act="no_such"), r"describes no model \(transformers \d.*: "),
 }
+"""Files that are whole: a copy of them would be refused alike."""
+
+
+@pytest.mark.parametrize("spoil", COMPARED)
+def test_a_config_that_does_not_fit_is_compared_and_no_copy_is_advised(saved, model, spoil):
+    change, says = COMPARED[spoil]
+    change(model)
+    with pytest.raises(ValueError, match=rf"({says}).*; compare config.json with that of the original$") as refused:
+        load_model(model)
+    assert "\n" not in str(refused.value) and "again" not in str(refused.value)
+    shutil.copy(saved / CONFIG, model)
+    load_model(model)
 
 
 @pytest.mark.parametrize("spoil", COPIED)
@@ -100,7 +112,12 @@ FOLLOWED = {
     ),
     "remote code": edited("delete it where the model needs none", auto_map={"AutoModel": "a.B"}),
     "kernels of others": edited("it where the model needs none", attn_implementation="a/kernel", use_kernels=True),
-    "quantised": edited("use the original ones", quantization_config={"quant_method": "fp8"}),
+    "a folder": (
+        lambda f: (f / "spiece.json").mkdir(),
+        "should be a file; delete it",
+        lambda f: (f / "spiece.json").rmdir(),
+    ),
+    "not finite": (with_nan, "are not finite.*export it again", lambda f: tiny("llama").save_pretrained(f)),
     "epsilon": edited("must be 0 or more; fix it", rms_norm_eps=-1.0),
 }
 
@@ -138,6 +155,63 @@ def test_keys_that_select_a_kernel_of_the_library_are_no_code(saved, model, fiel
     assert getattr(found.model, "config")._attn_implementation == "sdpa"  # noqa: B009 - chosen here
     tokens = torch.arange(12)[None]
     torch.testing.assert_close(found.embed(tokens), plain.embed(tokens), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"quantization_config": {}}, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}],
+)
+def test_what_the_config_says_of_quantising_counts_for_nothing_where_the_files_hold_numbers(saved, model, fields):
+    """A null entry, and one that a merged model of 16 bits has kept: the values are those of the plain folder."""
+    edit(model / CONFIG, **fields)
+    if not fields["quantization_config"]:
+        text = (model / CONFIG).read_text()
+        (model / CONFIG).write_text(text.replace("{}", "null"))
+    found, plain = (load_model(folder).probed.embed(torch.arange(12)[None]) for folder in (model, saved))
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+
+
+def test_a_padding_row_beyond_the_vocabulary_is_left_out(saved, model):
+    edit(model / CONFIG, pad_token_id=40)
+    with pytest.warns(UserWarning, match="pad_token_id=40 is not below vocab_size, and is left out"):
+        found = load_model(model).probed
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(found.embed(tokens), load_model(saved).probed.embed(tokens), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("names", [["mtp.fc.weight"], ["model.layers.4.mlp.up_proj.weight"]])
+def test_layers_that_predict_further_tokens_are_not_measured_and_told(saved, model, names):
+    weights = load_file(model / WEIGHTS)
+    save_file({**weights, **{name: torch.ones(2, 2) for name in names}}, model / WEIGHTS, {"format": "pt"})
+    if "layers" in names[0]:
+        with pytest.raises(ValueError, match="unexpected keys"):
+            load_model(model)
+        edit(model / CONFIG, num_nextn_predict_layers=1)
+    with pytest.warns(UserWarning, match="1 weights of layers that predict further tokens"):
+        assert load_model(model).facts.n_layers == 4
+
+
+def in_a_cache(saved: Path, hub: Path) -> Path:
+    """The model as the hub's cache keeps it: a snapshot of links into blobs/."""
+    repository, snapshot = hub / "models--me--tiny", hub / "models--me--tiny" / "snapshots" / ("01" * 20)
+    (repository / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for file in saved.iterdir():
+        shutil.copy(file, repository / "blobs" / f"x{file.name}")
+        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", f"x{file.name}"))
+    return snapshot
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read_and_no_link_out_of_its_repository(saved, tmp_path, monkeypatch):
+    snapshot = in_a_cache(saved, tmp_path / "hub")
+    assert measured(snapshot, tmp_path).eod == 0
+    monkeypatch.chdir(snapshot)
+    load_model(".")
+    (tmp_path / "secret").write_bytes((saved / CONFIG).read_bytes())
+    (snapshot / CONFIG).unlink()
+    (snapshot / CONFIG).symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"config\.json is a link out of the folder"):
+        load_model(snapshot)
 
 
 def test_types_are_refused_by_name_with_the_reason(model, monkeypatch):
