@@ -17,7 +17,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import only_tuning_text, read_settings
-from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+from sparsedepth.store.tuning_roles import IS_TRAINED, result_rows, without_measured_models
 
 Result = TypeVar("Result")
 
@@ -141,7 +141,7 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
     if settings is None:
         return {}
     fields = [name for name in CELL_FIELDS if name not in without]
-    rows = store.sql(f"SELECT DISTINCT cell_id, {', '.join(fields)} FROM runs WHERE train_tokens IS NOT NULL").rows
+    rows = store.sql(f"SELECT DISTINCT cell_id, {', '.join(fields)} FROM runs WHERE {IS_TRAINED}").rows
     return {cell_id: settings.label(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
@@ -154,7 +154,7 @@ def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
     """The rows of `layers` or `pairs` at the last step at which each run has each metric; of a trained one after its
     first step."""
     last = "qualify step = max(step) over (partition by run_id, metric)"
-    is_trained = "(step > 0 or run_id not in (select run_id from runs where train_tokens is not null))"
+    is_trained = f"(step > 0 or run_id not in (select run_id from runs where {IS_TRAINED}))"
     return store.frame(f"select * exclude (step) from {view} where ({condition}) and {is_trained} {last} order by all")
 
 

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
-from sparsedepth.trackers.runs import LoggedRun, TrackedRun, cause_of, without_password
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun, cause_of, open_database, without_password
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100
@@ -109,7 +109,7 @@ def _copied(uri: str, folder: Path) -> str:
     if "://" in local:
         raise ValueError("give a file, a folder, or the http:// address of an MLflow server on that database")
     if (path := Path(local)).is_file():
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+        with open_database(path) as source:
             tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master")}
             if not {"runs", "experiments", "alembic_version"} <= tables:
                 raise ValueError(f"{path} is not a database of MLflow's runs")
@@ -119,12 +119,14 @@ def _copied(uri: str, folder: Path) -> str:
     experiments = [meta.parent for meta in path.glob("*/meta.yaml")]
     if not experiments:
         raise ValueError(f"{path} is neither a database nor a file store of MLflow")
+    if odd := [each for each in path.rglob("*") if each.is_symlink() or not (each.is_file() or each.is_dir())]:
+        raise ValueError(f"{odd[0]} is a link, a pipe or a device, and a store has files alone; put the file there")
     for run in (run for experiment in experiments for run in experiment.iterdir()):
         texts = [run / "meta.yaml", *(path for path in run.glob("metrics/**/*") if path.is_file())]
         are_whole = (text.is_file() and text.read_bytes().endswith(b"\n") for text in texts)
         if re.fullmatch("[0-9a-f]{32}", run.name) and not all(are_whole):
             raise ValueError(f"the run {run} is half written; move it away")
-    shutil.copytree(path, folder / "mlruns", symlinks=True, ignore=shutil.ignore_patterns("artifacts", "models"))
+    shutil.copytree(path, folder / "mlruns", ignore=shutil.ignore_patterns("artifacts", "models"))
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # its former format, which MLflow reads on request
     return (folder / "mlruns").as_uri()
 

@@ -15,9 +15,10 @@ import hashlib
 import importlib
 import json
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ import pyarrow as pa
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import read_definition
-from sparsedepth.files import write_json
+from sparsedepth.files import open_regular, write_json
 from sparsedepth.outside import SECONDS, in_child
 from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import Store, open_store
@@ -46,6 +47,7 @@ SECRET = re.compile(
     r"(?i)(api|access|auth|private|bearer|hf|wandb)[_.-]?(key|token)s?(?![a-z])|(?<!per)[._/-]token$"
     r"|secret|passw|credential"
 )
+MAX_BYTES = 10**10
 FOLDER = "trackers"
 """In a results folder: lists of sent runs, and by default the tracker's files. Can be deleted at any time."""
 FACTS = ("seconds", "training_seconds", "peak_memory_bytes")
@@ -241,6 +243,18 @@ def flat(values: Mapping[str, Any]) -> dict[str, str | None]:
             raise ValueError(f"the name {name!r} is twice in one run, also as a key with dots; rename one of them")
         found[name] = value if value is None or isinstance(value, str) else json.dumps(value, default=str)
     return found
+
+
+@contextmanager
+def open_database(path: Path) -> Generator[sqlite3.Connection]:
+    """A tracker's SQLite file, only read. Raises ValueError for what is no regular file, and for a view or a trigger,
+    which no tracker makes and which may have no end."""
+    open_regular(path, MAX_BYTES, path.parent).close()
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        odd = database.execute("SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchone()
+        if odd:
+            raise ValueError(f"{path} has the {odd[0]} {odd[1]!r}, and a tracker's database has tables alone")
+        yield database
 
 
 def cause_of(error: Exception) -> str:

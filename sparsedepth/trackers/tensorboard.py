@@ -17,8 +17,8 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_ndarray, make_tensor_proto
 
-from sparsedepth.files import atomic_folder
-from sparsedepth.trackers.runs import LoggedRun, TrackedRun
+from sparsedepth.files import atomic_folder, open_regular
+from sparsedepth.trackers.runs import MAX_BYTES, LoggedRun, TrackedRun
 
 VERSION = "brain.Event:2"
 STATUS = {1: "finished", 2: "failed", 3: "unfinished"}
@@ -63,10 +63,11 @@ class Tracker:
 def read(place: str) -> Iterator[LoggedRun]:
     """The run of each folder with event files: hyperparameters, and the last value of each scalar. A run has a status
     only with hyperparameters that state it, or if its file is cut off (unfinished)."""
-    for folder in sorted({path.parent for path in Path(place).rglob("*tfevents*")}):
+    for folder in sorted({path.parent for path in Path(place).rglob("[!.]*tfevents*")}):
         id = folder.resolve().name if folder == Path(place) else folder.relative_to(place).as_posix()
         run, starts = LoggedRun(id=id), dict[str, int]()
-        for path in sorted(folder.glob("*tfevents*")):
+        for path in sorted(folder.glob("[!.]*tfevents*")):
+            open_regular(path, MAX_BYTES, Path(place)).close()
             run, own = _with_file(run, path)
             if again := [tag for tag in own if own[tag] <= starts.get(tag, -1)]:
                 raise ValueError(f"{folder} has two runs: {again[0]} begins again in {path.name}; move it elsewhere")

@@ -6,12 +6,11 @@ import io
 import json
 import os
 import shlex
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsedepth.trackers.runs import LoggedRun, TrackedRun
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun, open_database
 
 VERSION = 2
 """The newest version of its databases that `read` knows."""
@@ -65,7 +64,7 @@ def read(place: str) -> Iterator[LoggedRun]:
         path = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_project_db_path(place)
     if not path.is_file():
         raise ValueError(f"{path} does not exist; TRACKIO_DIR=FOLDER names another folder")
-    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+    with open_database(path) as database:
         ((version,),) = database.execute("PRAGMA user_version").fetchall()
         if version > VERSION:
             raise ValueError(f"the database has version {version}; up to {VERSION} is known")

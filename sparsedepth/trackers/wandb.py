@@ -5,8 +5,9 @@ import os
 import shlex
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,24 @@ class Tracker:
 
 
 def read(place: str) -> Iterator[LoggedRun]:
-    """The runs of a .wandb file, or of the runs' folders at and below a place."""
+    """The runs of a .wandb file, or of the runs' folders at and below a place, in order of their start. The folders of
+    a run that was resumed are one: its later values count, and its last end."""
     folder = Path(place)
     files = [folder] if folder.is_file() else sorted(folder.rglob("run-*.wandb"))
-    yield from map(_of_file, files)
-    for path in sorted(folder.rglob("files/config.yaml")):
-        if path.parent.parent not in {file.parent for file in files}:
-            yield _of_folder(path.parent)
+    folders = [path.parent for path in folder.rglob("files/config.yaml")]
+    parts: list[tuple[str, Callable[[], LoggedRun]]] = [(each.parent.name, partial(_of_file, each)) for each in files]
+    parts += [
+        (each.parent.name, partial(_of_folder, each))
+        for each in folders
+        if each.parent not in {f.parent for f in files}
+    ]
+    runs: dict[str, LoggedRun] = {}
+    for _, read_part in sorted(parts, key=lambda part: part[0].removeprefix("offline-")):
+        run = read_part()
+        first = runs.get(run.id, run)
+        values = {"config": {**first.config, **run.config}, "metrics": {**first.metrics, **run.metrics}}
+        runs[run.id] = replace(run, name=run.name or first.name, **values)
+    yield from runs.values()
 
 
 def _of_folder(files: Path) -> LoggedRun:
@@ -76,7 +88,7 @@ def _of_folder(files: Path) -> LoggedRun:
         raise ValueError(f"{files / 'config.yaml'} is not of version 1, where each name has a value")
     values = {name: entry["value"] for name, entry in config.items()}
     summary = files / "wandb-summary.json"
-    metrics = parse_json(read_regular(summary)) if summary.exists() else {}
+    metrics = parse_json(read_regular(summary, inside=files)) if summary.exists() else {}
     status = None if summary.exists() else "unfinished"
     return LoggedRun(id=files.parent.name.split("-", 2)[-1], status=status, config=values, metrics=metrics)
 
@@ -111,7 +123,7 @@ def _update(values: dict[str, Any], items: Iterable[Any]) -> None:
 
 def records(path: Path) -> Iterator[bytes]:
     """The records up to the end, or to where the file is cut off: LevelDB's log, with the CRC of zlib."""
-    content, at, parts = read_regular(path, MAX_BYTES), len(HEADER), list[bytes]()
+    content, at, parts = read_regular(path, MAX_BYTES, path.parent), len(HEADER), list[bytes]()
     if not content.startswith(HEADER):
         raise ValueError(f"{path} is not a .wandb file of version 0")
     while at + 7 <= len(content):

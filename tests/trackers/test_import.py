@@ -1,6 +1,7 @@
 """Runs come in from a tracker as they were sent, and only whole. The real trackers need `pip install .[trackers]`."""
 
 import hashlib
+import os
 import shutil
 import sqlite3
 import sys
@@ -157,6 +158,49 @@ def test_trackio_is_read_from_its_database_without_the_package(tmp_path):
         rows_of(f"trackio:{tmp_path / 'mine.db'}", MAP)
 
 
+def test_two_values_of_one_name_are_refused_and_deep_keys_are_read(tracker):
+    """A key with a dot, and 990 keys below one another."""
+    tracker(LoggedRun(id="a", config={"model.n_layers": 2, "model": {"n_layers": 4}}))
+    with pytest.raises(ValueError, match=r"the name 'config.model.n_layers' is twice in one run"):
+        rows_of("wandb:runs", MAP)
+    deep: dict = {"x": 1}
+    for _ in range(990):
+        deep = {"x": deep}
+    tracker(LoggedRun(id="a", config=deep, metrics={"val_loss": 1.0}))
+    (row,) = rows_of("wandb:runs", MAP)
+    assert row["config." + ".".join("x" * 991)] == "1"
+
+
+def test_a_tracker_without_an_end_ends_in_a_line(monkeypatch, tmp_path, imported):
+    def read(place):
+        number = 0
+        while True:
+            number += 1
+            yield LoggedRun(id=f"{number}", config={"note": "x" * 10**6})
+
+    monkeypatch.setattr("sparsedepth.outside.ANSWER", 20_000_000)
+    monkeypatch.setitem(sys.modules, "sparsedepth.trackers.wandb", SimpleNamespace(read=read))
+    assert "wandb:runs cannot be read: it has more than 20 MB" in imported("wandb:runs", MAP, code=2)
+
+
+def test_a_view_in_a_database_is_refused_before_it_is_asked(tmp_path):
+    """An endless one, in place of the metrics; a pipe and a link in place of the file."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    with sqlite3.connect(tmp_path / "mine.db") as database:
+        database.execute(
+            f"CREATE VIEW metrics AS {endless} SELECT i AS run_id, i AS run_name, '{{}}' AS metrics FROM n"
+        )
+        database.execute("CREATE TABLE configs (run_id, run_name, config)")
+    with pytest.raises(ValueError, match="has the view 'metrics', and a tracker's database has tables alone"):
+        rows_of(f"trackio:{tmp_path / 'mine.db'}", MAP)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link.db").symlink_to(tmp_path / "mine.db")
+    os.mkfifo(tmp_path / "folder" / "pipe.db")
+    for name, told in (("link", "link"), ("pipe", "does not exist|pipe")):
+        with pytest.raises(ValueError, match=told):
+            rows_of(f"trackio:{tmp_path / 'folder' / name}.db", MAP)
+
+
 # Real trackers
 
 
@@ -224,10 +268,6 @@ def _of_another_version(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:6] + b"\x07" + path.read_bytes()[7:])
 
 
-def _twice(path: Path) -> None:
-    shutil.copytree(path.parent, path.parent.parent / f"{path.parent.name}-again")
-
-
 def _again_in_its_folder(path: Path) -> None:
     shutil.copy(path, path.with_name(f"{path.name}.2"))
 
@@ -239,7 +279,6 @@ def _again_in_its_folder(path: Path) -> None:
         ("wandb", "run-*.wandb", _cut, "1 of 2 runs did not finish"),
         ("wandb", "run-*.wandb", _damage, "is damaged at byte"),
         ("wandb", "run-*.wandb", _of_another_version, "is not a .wandb file of version 0"),
-        ("wandb", "run-*.wandb", _twice, "has two runs with the id"),
         ("tensorboard", "*tfevents*", _cut, "1 of 2 runs did not finish"),
         ("tensorboard", "*tfevents*", _damage, "failed event crc32 check"),
         ("tensorboard", "*tfevents*", _again_in_its_folder, "has two runs: curves/train_loss begins again"),
