@@ -163,7 +163,7 @@ def is_settled(definition: SweepDefinition, states: list[RunState], expected: in
 def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
     definition, expected = plan.definition, plan.expected
-    index = ResultsIndex(array.results, definition, is_read_only=True)
+    index = ResultsIndex(array.results, definition)
     runs, printed, end = None, None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
@@ -176,8 +176,7 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
             if runs is None or definition.tune:  # finished tuning runs determine the next runs
-                index.forget_ends()
-                runs = [planned.config for planned in plan.runs(index.loss_of)]
+                runs = plan.configs(index.loss_of)
             states = scan(array.results, definition, runs)
             display(states)
             if active == [] or time.monotonic() > end:

@@ -44,6 +44,7 @@ class StartEnd(BaseModel):
 
     restarts: int
     seconds: int
+    """that it took; without progress those that --time left it, if that was given"""
     reason: str
     progress: bool = True
     """false if it reached its time limit without writing a checkpoint"""

@@ -148,7 +148,7 @@ def time_advice(seconds: float) -> str:
 
 def script_body(results: Path, request: Request, command: str) -> str:
     """What each task of the array runs: the script task.sh, with its words in braces replaced."""
-    seconds = request.seconds
+    available = request.seconds - request.warning_seconds if request.seconds else None
     values = {
         "command": command,
         "results": shlex.quote(str(results.resolve())),
@@ -157,7 +157,8 @@ def script_body(results: Path, request: Request, command: str) -> str:
         "max_kills": MAX_KILLS,
         "starts": MAX_STARTS,
         "others": MAX_STARTS - 1,
-        "advice": time_advice(2 * (seconds - request.warning_seconds)) if seconds else "give a longer --time",
+        "available": "" if available is None else available,
+        "advice": "give a longer --time" if available is None else time_advice(2 * available),
     }
     text = (files("sparsedepth.cluster") / "task.sh").read_text(encoding="utf-8")
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)

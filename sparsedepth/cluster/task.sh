@@ -33,11 +33,12 @@ while kill -0 "$work" 2>/dev/null; do wait "$work"; done
 wait "$work"; code=$?
 [ "$code" -ge 0 ] || code=143  # bash may lose it between two signals
 [ ! "$alarm" ] || kill "$alarm" 2>/dev/null
-progress=true
+progress=true took=$SECONDS
 if [ "$why" = "time limit" ] && [ "$code" -ne 0 ]; then
     made=(-name complete -o -name 'step-*.json' -o -name failures.json -o -name memory.json -o -name pruned.json)
     cd {results} && new=$(find runs work -maxdepth 3 -newer "$start" \( "${made[@]}" \) -print -quit 2>/dev/null)
-    [ "$new" ] || progress=false
+    # What --time leaves is one figure, for this log and for `status`; the clock's differs by a second each time.
+    [ "$new" ] || { progress=false; took={available}; took=${took:-$SECONDS}; }
     before=$(tail -n {others} "$ends" 2>/dev/null | grep -c '"progress": false')
     if [ ! "$new" ] && [ "$before" -ge {others} ]; then
         again=no
@@ -59,6 +60,6 @@ due=$(tail -c "+$((${log_size:-0} + 1))" "$log" 2>/dev/null | sed -n 's/.* DUE T
 [ "$why" ] || case $code in 0) why=done ;; 137) why="killed, perhaps out of memory" ;; *) why="exit code $code" ;; esac
 [ -z "$due" ] || why=$(echo "$due" | tail -n 1 | tr '[:upper:]' '[:lower:]')
 printf '{"restarts": %d, "seconds": %d, "reason": "%s", "progress": %s}\n' \
-    "${SLURM_RESTART_COUNT:-0}" "$SECONDS" "$why" "$progress" >> "$ends"
+    "${SLURM_RESTART_COUNT:-0}" "$took" "$why" "$progress" >> "$ends"
 [ "$code" -le 128 ] || [ "$again" != yes ] || scontrol requeue "$task"
 exit "$code"

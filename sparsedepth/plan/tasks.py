@@ -51,7 +51,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        return digest(asdict(self))
+        return digest({"cell": self.cell, "seeds": self.seeds, "proposal_index": self.proposal_index})
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,18 @@ class PlannedRun:
         return cost(self.config).train_flops(self.config.train_tokens)
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What is to be run of a cell, and the losses from which that follows."""
+
+    losses: dict[str, float | None]
+    """run_id -> loss"""
+    runs: list[tuple[tuple[float, float], PlannedRun]]
+    """each with its place in the order"""
+    best: GridPoint
+    is_final: bool
+
+
 class Plan:
     """The cells of a definition, each built once, and which runs are planned, given the finished ones."""
 
@@ -78,6 +90,8 @@ class Plan:
         """cells that break a constraint, with the reason; they are skipped"""
         self.matches: list[Match] = []
         self._planned: dict[str, PlannedRun] = {}
+        self._tuned: dict[int, Tuned] = {}
+        """number of a cell among the matches -> what was last known of it"""
         self._built: dict[str, RunConfig] = {}
         """digest of a cell -> one of its runs"""
         if definition.adaptive:
@@ -114,25 +128,48 @@ class Plan:
             return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials)]
         return [planned.task for planned in self.runs(loss_of)]
 
+    def configs(self, loss_of: LossOf = no_results) -> dict[str, RunConfig]:
+        """The known runs by their run_id, in order."""
+        return {planned.run_id: planned.config for planned in self.runs(loss_of)}
+
     def runs(self, loss_of: LossOf = no_results) -> list[PlannedRun]:
         """All known runs, in the order in which they should start; none for an adaptive sampler."""
         runs: dict[str, tuple[tuple[float, float], PlannedRun]] = {}
-        tuning_seeds = self.definition.tuning_seeds
-        for cell_match in self.matches:
-            points, best, is_final = self._tuning(cell_match, loss_of)
-            cells: list[tuple[Cell, Sequence[int], int]] = [(point, tuning_seeds, 0) for point in points]
-            if is_final:
-                cells.append((best, cell_match.seeds, len(tuning_seeds)))
-            for point, seeds, first in cells:
-                for round_, seed in enumerate(seeds, start=first):
-                    planned = self._plan({**cell_match.cell, **point}, seed)
-                    place = (planned.flops, round_) if self.definition.branch_at else (round_, -planned.flops)
-                    runs.setdefault(planned.run_id, (place, planned))
+        for tuned in self._cells(loss_of):
+            for placed in tuned.runs:
+                runs.setdefault(placed[1].run_id, placed)
         return [planned for _, planned in sorted(runs.values(), key=itemgetter(0))]
 
     def is_open(self, loss_of: LossOf) -> bool:
         """Whether runs will be added once the known runs are finished: the tuned value of a cell is not known yet."""
-        return not all(self._tuning(cell_match, loss_of)[2] for cell_match in self.matches)
+        return not all(tuned.is_final for tuned in self._cells(loss_of))
+
+    def _cells(self, loss_of: LossOf) -> list[Tuned]:
+        """The state of each cell; of thousands only those are computed anew of which a loss has changed."""
+        for number, cell_match in enumerate(self.matches):
+            known = self._tuned.get(number)
+            if known is None or any(loss_of(run_id) != loss for run_id, loss in known.losses.items()):
+                self._tuned[number] = self._tuned_cell(cell_match, loss_of)
+        return [*self._tuned.values()]
+
+    def _tuned_cell(self, cell_match: Match, loss_of: LossOf) -> Tuned:
+        losses: dict[str, float | None] = {}
+
+        def noted(run_id: str) -> float | None:
+            return losses.setdefault(run_id, loss_of(run_id))
+
+        points, best, is_final = self._tuning(cell_match, noted)
+        tuning_seeds = self.definition.tuning_seeds
+        cells: list[tuple[Cell, Sequence[int], int]] = [(point, tuning_seeds, 0) for point in points]
+        if is_final:
+            cells.append((best, cell_match.seeds, len(tuning_seeds)))
+        runs = []
+        for point, seeds, first in cells:
+            for round_, seed in enumerate(seeds, start=first):
+                planned = self._plan({**cell_match.cell, **point}, seed)
+                place = (planned.flops, round_) if self.definition.branch_at else (round_, -planned.flops)
+                runs.append((place, planned))
+        return Tuned(losses, runs, best, is_final)
 
     def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint, bool]:
         """As `tune` for a cell, without points that cannot be built, which count as the worst. Without `tune` no point
@@ -207,11 +244,10 @@ class Plan:
 
     def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
         """The results whose tuned value is not final, at the best so far, without seeds of tuning."""
-        tunings = [(cell_match, *self._tuning(cell_match, loss_of)[1:]) for cell_match in self.matches]
         return [
-            self._plan({**cell_match.cell, **best}, seed)
-            for cell_match, best, is_final in tunings
-            if not is_final
+            self._plan({**cell_match.cell, **tuned.best}, seed)
+            for cell_match, tuned in zip(self.matches, self._cells(loss_of), strict=True)
+            if not tuned.is_final
             for seed in cell_match.seeds
             if seed not in self.definition.tuning_seeds
         ]

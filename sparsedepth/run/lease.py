@@ -113,6 +113,18 @@ def is_held(path: Path, now: float | None = None) -> bool:
     return is_locked(path)
 
 
+def stopped_holder(path: Path) -> int | None:
+    """The process of this machine that holds the lease and is stopped, by Ctrl-Z say: it is never free (Linux)."""
+    try:
+        inode = f":{path.stat().st_ino} "
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+        holders = [int(words[4]) for words in locks if words[1] == "FLOCK"]
+        states = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in holders}
+    except (OSError, ValueError, IndexError):
+        return None
+    return next((pid for pid, state in states.items() if state in "Tt"), None)
+
+
 def last_heartbeat(path: Path) -> float | None:
     """Unix time of a lease's last heartbeat, by the clock of the file system; None without a lease."""
     try:

@@ -11,34 +11,32 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import optuna
-from optuna.trial import TrialState
 
 from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.ngram_losses import table_text
-from sparsedepth.plan.tasks import Plan, Task, first_proposal
+from sparsedepth.plan.tasks import Plan, first_proposal
 from sparsedepth.run.comparable import checked_source
-from sparsedepth.run.lease import Stopped, hold
+from sparsedepth.run.lease import Stopped, hold, stopped_holder
 from sparsedepth.run.process import Stop
 from sparsedepth.run.publish import package_versions
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.comparable_loss import version_differences
-from sparsedepth.sweep import forkserver, storage, trial_queue
+from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.results_folder import FAILED, ResultsIndex, delete_leftovers, delete_trunks, prepare
+from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, lease_path, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, scan
+from sparsedepth.sweep.trial_queue import Queue
 from sparsedepth.sweep.worker import Worker
+from sparsedepth.words.plain_text import counted
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
 """Failed runs in a row, and mean deaths of a worker's forkserver, without a completed run, that stop the sweep."""
-
-MAX_ROUNDS = 5
 
 SHOW_SECONDS, SHOW_SHARE = 0.3, 0.05
 """Minimum interval between scans of all runs, and their largest share of the driver's time: they take cores."""
@@ -78,13 +76,12 @@ class Driver:
     def __post_init__(self) -> None:
         self.definition = self.plan.definition
         self.results_index = ResultsIndex(self.results, self.definition, self.machine.max_attempts)
-        self._queue_lock = self.results / "work" / "queue.lock"
-        self._lease_id = uuid.uuid4().hex
-        self._rounds: Counter[str] = Counter()
         self._gives_up = False
         self._counted: set[str] = set()
         """runs of which a failure or the completion has been counted"""
         self._failed_in_a_row: list[RunState] = []
+        self._named: set[str] = set()
+        """leases of the stopped processes of which a warning was given"""
         self._connection_retry = storage.ConnectionRetry()
         numbers = range(self.machine.workers)
         self._workers = [Worker(self.machine, self.results_index, self._is_ending, number) for number in numbers]
@@ -118,28 +115,34 @@ class Driver:
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.with_error_messages(self.storage_url, self.results):
-            study = storage.open_study(self.definition, self.storage_url, self.results)
-            path = trial_queue.lease_path(self.results, self._lease_id)
+            queue = self.open_queue()
+            path = lease_path(self.results, queue.lease_id)
             with hold(path, self.stop):
                 try:
-                    self.fill_queue(study)
-                    self._loop(study)
+                    with self._locked_queue():
+                        queue.add_finished()
+                    self._loop(queue)
                 except Stopped:
                     pass
                 finally:
                     for worker in self._workers:
                         worker.abandon()
                 path.unlink(missing_ok=True)
-            delete_trunks(self.results, self._runs())
-            return self._result(study)
+            delete_trunks(self.results, [*self._runs().values()])
+            return self._result(queue)
 
-    def _result(self, study: optuna.Study) -> SweepResult:
+    def open_queue(self) -> Queue:
+        study = storage.open_study(self.definition, self.storage_url, self.results)
+        return Queue(study, self.plan, self.results_index, uuid.uuid4().hex)
+
+    def _locked_queue(self) -> AbstractContextManager[object]:
+        return hold(self.results / "work" / "queue.lock", self.stop)
+
+    def _result(self, queue: Queue) -> SweepResult:
         """The result of this invocation, retrying while the study's database does not answer."""
         while True:
             try:
-                refused = trial_queue.refused(study)
-                undone, _ = self._missing(study)
-                unfinished = len(undone) + self.plan.is_open(self.results_index.loss_of)
+                refused, unfinished = queue.refused(), queue.unfinished()
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -156,18 +159,9 @@ class Driver:
         if difference:
             warnings.warn(f"{difference}; same_packages: true in the definition refuses that", stacklevel=2)
 
-    def fill_queue(self, study: optuna.Study) -> None:
-        """Add finished runs to the study, and queue missing runs, those of dead processes first; no others wait."""
-        with hold(self._queue_lock, self.stop):
-            trial_queue.give_back_lost(study, self.results, self._lease_id)
-            trial_queue.rebuild(study, self.plan, self.results_index)
-        self._refill(study)
-
     def _prepare_text(self) -> None:
         """Tokenise each text of the sweep once, and check that it is long enough for every run."""
-        runs = self._runs()
-        if not runs:
-            runs = [first_proposal(self.definition)]
+        runs = [*self._runs().values()] or [first_proposal(self.definition)]
         names = {name for section in (DataConfig, TaskConfig, MeasureConfig) for name in section.model_fields}
         names |= {"vocab_size", "seq_len", "batch_tokens"}
         first_of: dict[str, RunConfig] = {}
@@ -178,14 +172,14 @@ class Driver:
             if number == 0 and kind_of(config.corpus) is TEXT:
                 self.on_note(table_text(source, config))
 
-    def _runs(self) -> list[RunConfig]:
-        return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]
+    def _runs(self) -> dict[str, RunConfig]:
+        return self.plan.configs(self.results_index.loss_of)
 
-    def _scan(self, runs: list[RunConfig]) -> list[RunState]:
-        return scan(self.results, self.definition, runs, self.machine.max_attempts)
+    def _scan(self, runs: dict[str, RunConfig]) -> list[RunState]:
+        return scan(self.results, self.definition, runs, self.results_index)
 
-    def _loop(self, study: optuna.Study) -> None:
-        """Advance the workers, assign tasks and show progress, until the queue is empty and every worker is idle."""
+    def _loop(self, queue: Queue) -> None:
+        """Advance the workers, assign tasks and show progress, until nothing is left and every worker is idle."""
         runs = self._runs()
         self._count_failures(self._scan(runs))
         self._failed_in_a_row = []  # what failed earlier does not count
@@ -198,16 +192,18 @@ class Driver:
                 if len(idle) == len(self._workers):
                     break
             elif idle and (ended or now > polled_at + POLL_SECONDS):
-                if not self._assign_tasks(study, idle) and len(idle) == len(self._workers):
+                if not self._assign_tasks(queue, idle):
                     break
-                polled_at = now
-                if self.definition.tune:  # finished tuning runs determine the next runs
-                    runs = self._runs()
+                polled_at, runs = now, self._runs()  # finished tuning runs determine the next runs
             if now > show_at:
                 self._show(runs)
                 show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)
             time.sleep(0.05)
-        self._show(runs)
+        self._show(self._runs())
+        self._check_failures()
+
+    def _check_failures(self) -> None:
+        """Raises ValueError if the sweep gave up, with the cause."""
         if len(failed := self._failed_in_a_row) >= MAX_FAILURES:
             told = f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}"
             fix = "fix the cause, and run the same command again with --retry-failed"
@@ -225,7 +221,7 @@ class Driver:
             self._failed_in_a_row = [*self._failed_in_a_row, state] if state.state == "failed" else []
         return any(state.state == "complete" for state in new)
 
-    def _show(self, runs: list[RunConfig]) -> None:
+    def _show(self, runs: dict[str, RunConfig]) -> None:
         """Report progress, and decide whether to give up."""
         states = self._scan(runs)
         self.on_progress(states)
@@ -249,46 +245,36 @@ class Driver:
                 self._connection_retry.wait(error, self.stop)
         return any(worker.is_idle for worker in busy)
 
-    def _assign_tasks(self, study: optuna.Study, idle: list[Worker]) -> bool:
-        """Assign queued tasks to the idle workers. Returns whether tasks are left to wait for."""
+    def _assign_tasks(self, queue: Queue, idle: list[Worker]) -> bool:
+        """Assign tasks to the idle workers. Returns whether tasks are left to wait for: in the hands of other processes
+        and not done."""
+        taken = {number for worker in self._workers for number in worker.task_steps}
         try:
             for worker in idle:
-                if not self._take(worker, study):
-                    self._refill(study)
-                    if not self._take(worker, study):
+                with self._locked_queue():
+                    if not worker.take(queue, len(self._workers), taken):
                         break
+                taken |= {*worker.task_steps}
             self._connection_retry.reset()
-            if trial_queue.count(study, TrialState.WAITING) or not all(worker.is_idle for worker in idle):
+            if not all(worker.is_idle for worker in self._workers):
                 return True
+            self._name_stopped(queue)
             may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
-            return not may_leave and bool(trial_queue.count(study, TrialState.RUNNING))
+            return not may_leave and bool(queue.elsewhere)
         except Stopped:  # while another process held the queue; our own runs are waited for
             return True
         except storage.ERRORS as error:
             self._connection_retry.wait(error, self.stop)
             return True
 
-    def _take(self, worker: Worker, study: optuna.Study) -> bool:
-        """Let a worker take the next tasks, but no more than its share of the queue."""
-        share = -(-trial_queue.count(study, TrialState.WAITING) // len(self._workers))
-        with hold(self._queue_lock, self.stop):
-            return worker.take(study, self._lease_id, self.plan, share)
-
-    def _refill(self, study: optuna.Study) -> None:
-        """Queue the tasks that are neither done nor taken, except those that failed too often."""
-        taken = {number for worker in self._workers for number in worker.task_steps}
-
-        def is_given_up(task: Task) -> bool:
-            run = self.plan.run_of(task)
-            has_failed = run is not None and self.results_index.state(run.run_id) in FAILED
-            return has_failed or self._rounds[task.key] >= MAX_ROUNDS
-
-        with hold(self._queue_lock, self.stop):
-            trial_queue.give_back_lost(study, self.results, self._lease_id, taken)
-            _, unqueued = self._missing(study)
-            tasks = [task for task in unqueued if not is_given_up(task)]
-            self._rounds.update(task.key for task in tasks)
-            trial_queue.enqueue(study, tasks, self.definition)
-
-    def _missing(self, study: optuna.Study) -> tuple[list[Task], list[Task]]:
-        return trial_queue.missing(study, self.plan, self.results_index)
+    def _name_stopped(self, queue: Queue) -> None:
+        """Warn of each process that is stopped, for which this one would wait without a word."""
+        for lease_id, n_tasks in queue.elsewhere.items():
+            process = stopped_holder(lease_path(self.results, lease_id))
+            if process and lease_id not in self._named:
+                self._named.add(lease_id)
+                told = (
+                    f"process {process} of this sweep is stopped (Ctrl-Z, SIGSTOP) and has {counted(n_tasks, 'task')}"
+                )
+                fix = f"continue it with `kill -CONT {process}`, or end it with `kill -9 {process}`"
+                warnings.warn(f"{told}: {fix}", stacklevel=2)

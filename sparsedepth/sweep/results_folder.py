@@ -16,6 +16,7 @@ import os
 import re
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,7 +28,8 @@ from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definitio
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
-from sparsedepth.store.packs import is_pack, is_whole, read_summary, refuse_pack
+from sparsedepth.store.checksums import RUN_ID
+from sparsedepth.store.packs import WORK, is_pack, is_whole, open_pack, read_summary, refuse_pack
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 
@@ -37,12 +39,18 @@ TEMPORARY = re.compile(
 """Temporary files that are renamed at once; older than TEMPORARY_SECONDS, their process has died."""
 
 TEMPORARY_SECONDS = 600.0
-SWEEP_LEASES = "work/sweep-*.lock"  # those of `sweep.trial_queue.lease_path`
+SWEEP_LEASES = "work/sweep-*.lock"
 
 ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
+Ended = Literal["complete"] | EndState
 FAILED: tuple[EndState, ...] = ("failed", "infeasible")
 """What `--retry-failed` tries again."""
+
+
+def lease_path(results: Path, lease_id: str) -> Path:
+    """The lease of a sweep process for its trials. Raises ValueError for an invalid id from a shared storage."""
+    return results / SWEEP_LEASES.replace("*", uuid.UUID(hex=lease_id).hex)
 
 
 def claim(results: Path, definition: SweepDefinition) -> None:
@@ -177,54 +185,67 @@ def read_attempts(results: Path) -> int:
     return attempts if isinstance(attempts, int) and attempts > 0 else 1
 
 
-def has_begun(scratch: Scratch) -> bool:
-    """Whether the run has been begun: avoids opening several files for each planned run."""
-    return scratch.folder.exists() or is_pack(scratch.results)
+def begun_runs(results: Path) -> set[str]:
+    """The run_ids of the folder or pack that have a scratch folder, which is kept when the run is complete."""
+    if is_pack(results):
+        return {place.partition("/")[2] for place in open_pack(results).places(WORK)}
+    try:
+        return {name for name in os.listdir(results / "work") if re.fullmatch(RUN_ID, name)}
+    except OSError:
+        return set()
+
+
+def published_runs(results: Path) -> set[str]:
+    """The run_ids of the folder or pack that have a record; whether it is whole is not checked."""
+    if is_pack(results):
+        return {*open_pack(results).run_ids}
+    try:
+        return {name for name in os.listdir(results / "runs") if re.fullmatch(RUN_ID, name)}
+    except OSError:
+        return set()
 
 
 class ResultsIndex:
-    """Which runs of a sweep have ended, and their losses; each record is checked and read once. With `is_read_only`,
-    where other processes may be writing: a run that is held has not ended, and each scratch folder is read once."""
+    """Which runs of a sweep have ended, and their losses: the record of a sweep, from which its queue is derived. Each
+    record is checked and read once; of a run without one it is asked anew, since other processes may be writing."""
 
-    def __init__(
-        self, results: Path, definition: SweepDefinition, max_attempts: int | None = None, *, is_read_only: bool = False
-    ) -> None:
-        self.results, self.definition, self._is_read_only = results, definition, is_read_only
-        self._rule = end_rule(results, definition, max_attempts)
-        self._complete: set[str] = set()
+    def __init__(self, results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> None:
+        self.results, self.definition = results, definition
+        self.rule = end_rule(results, definition, max_attempts)
+        self.complete: set[str] = set()
+        """runs that were found complete and undamaged"""
         self._losses: dict[str, float] = {}
-        self._ends: dict[str, RunEnd | None] = {}
+        self._is_pack = is_pack(results)
 
     def loss_of(self, run_id: str) -> float | None:
         """As `LossOf`; math.inf also if the run was not scored, was pruned or does not fit into memory."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.end(run_id) else None
+            assert self.definition is not None
             self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.definition.objective)
         return self._losses[run_id]
 
     def is_complete(self, run_id: str) -> bool:
         """Whether the run is complete and undamaged."""
-        if run_id not in self._complete and is_whole(self.results, run_id):
-            self._complete.add(run_id)
-        return run_id in self._complete
+        if run_id not in self.complete and self._exists("runs", run_id) and is_whole(self.results, run_id):
+            self.complete.add(run_id)
+        return run_id in self.complete
 
     def end(self, run_id: str) -> RunEnd | None:
-        """How an incomplete run ended; None if it is to be computed."""
+        """How an incomplete run ended; None if it is to be computed, or is being computed."""
+        if not self._exists("work", run_id):
+            return None
         scratch = Scratch(self.results, run_id)
-        if not self._is_read_only:
-            return self._rule(scratch)
-        if run_id not in self._ends:
-            self._ends[run_id] = self._rule(scratch) if has_begun(scratch) and not is_held(scratch.lock) else None
-        return self._ends[run_id]
+        return None if is_held(scratch.lock) else self.rule(scratch)
 
-    def forget_ends(self) -> None:
-        """Read anew how incomplete runs ended; complete records are kept, whose checksums take time."""
-        self._ends.clear()
-
-    def state(self, run_id: str) -> str | None:
+    def state(self, run_id: str) -> Ended | None:
         """'complete', or how the run ended without a result; None if it is to be computed."""
         if self.is_complete(run_id):
             return "complete"
         end = self.end(run_id)
         return end and end.state
+
+    def _exists(self, kind: str, run_id: str) -> bool:
+        """Whether the run has a folder: of thousands of planned runs most have none."""
+        return self._is_pack or os.path.exists(f"{self.results}/{kind}/{run_id}")

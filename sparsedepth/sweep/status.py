@@ -1,10 +1,9 @@
 """State of a sweep's runs, and its summary, read only from its folder: no lock, no study, no torch; on any machine."""
 
 import math
-import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,15 +15,14 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
-from sparsedepth.store import run_record
 from sparsedepth.store.cache import read_columns
-from sparsedepth.store.checksums import RUN_ID, DamagedRun
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.packs import WORK, is_complete_run, is_pack, open_pack
+from sparsedepth.store.packs import is_complete_run
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndRule, EndState, ResultsIndex, end_rule, has_begun
+from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, begun_runs, end_rule, published_runs
 from sparsedepth.words.plain_text import visible
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
@@ -56,18 +54,18 @@ class RunState:
         return self.progress is not None and time.time() - self.progress.at > SILENT_SECONDS
 
 
-def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: EndRule | None = None) -> RunState:
-    """What a run's lock and records in its folder say; `rule` (default: the folder's) tells which runs have ended."""
-    scratch = Scratch(results, run_id)
-    if is_complete_run(results, run_id):
+def state_of(
+    results: Path, run_id: str, config: RunConfig | None = None, index: ResultsIndex | None = None
+) -> RunState:
+    """What a run's lock and records in its folder say; `index` (default: the folder's) tells which runs have ended."""
+    if (index and run_id in index.complete) or is_complete_run(results, run_id):
         return RunState(run_id=run_id, state="complete", config=config)
+    scratch, rule = Scratch(results, run_id), index.rule if index else end_rule(results, None)
     state: State = "planned"
     reason = None
-    if not has_begun(scratch):
-        return RunState(run_id=run_id, state=state, config=config)
     if is_held(scratch.lock):
         state = "running"
-    elif end := (rule or end_rule(results, None))(scratch):
+    elif end := rule(scratch):
         state, reason = end
     elif failures := scratch.failures():
         state, reason = "interrupted", failures[-1]
@@ -79,8 +77,8 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
 
 def known_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The runs known so far, given the finished ones; none for an adaptive sampler."""
-    index = ResultsIndex(results, plan.definition, max_attempts, is_read_only=True)
-    return [planned.config for planned in plan.runs(index.loss_of)]
+    index = ResultsIndex(results, plan.definition, max_attempts)
+    return [*plan.configs(index.loss_of).values()]
 
 
 def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
@@ -93,8 +91,8 @@ def remaining_and_complete(
 ) -> tuple[list[RunConfig], list[RunConfig]]:
     """These, and the complete ones; of an adaptive sampler none, whose proposals are unknown."""
     if plan.definition.adaptive:  # so complete runs are only counted
-        return plan.expected_runs()[len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :], []
-    index = ResultsIndex(results, plan.definition, max_attempts, is_read_only=True)
+        return plan.expected_runs()[len(published_runs(results)) :], []
+    index = ResultsIndex(results, plan.definition, max_attempts)
     runs = plan.expected_runs(index.loss_of)
     remaining = [run for run in runs if index.loss_of(run.run_id) is None]
     return remaining, [run for run in runs if index.is_complete(run.run_id)]
@@ -103,33 +101,30 @@ def remaining_and_complete(
 def scan(
     results: Path,
     definition: SweepDefinition | None,
-    runs: Sequence[RunConfig] | None = None,
-    max_attempts: int | None = None,
+    planned: Mapping[str, RunConfig] | None = None,
+    index: ResultsIndex | None = None,
 ) -> list[RunState]:
-    """The state of every known run of the folder. `runs` are the definition's planned runs, for a caller that scans
-    repeatedly: building them takes most of the time. `max_attempts`: default the folder's."""
-    rule = end_rule(results, definition, max_attempts)
-    if runs is None:
-        runs = known_runs(Plan(definition), results, max_attempts) if definition else []
-    planned = {config.run_id: config for config in runs}
-    run_ids = {path.parent.name for path in (results / "runs").glob(f"*/{run_record.MARKER}")}
-    run_ids |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}
-    if definition is None:  # `train` writes no configuration there
-        locks = (results / "work").glob("*/lock")
-        run_ids |= {lock.parent.name for lock in locks if (lock.parent / "checkpoints").exists() or is_held(lock)}
-    if is_pack(results):
-        pack = open_pack(results)
-        run_ids |= pack.run_ids | {place.partition("/")[2] for place in pack.places(WORK)}
-    run_ids = {name for name in run_ids if re.fullmatch(RUN_ID, name)}
-    if definition and not definition.adaptive:
-        run_ids &= set(planned)  # runs of an earlier version of the definition are not this sweep's
-    run_ids_in_order = [*planned, *sorted(run_ids - set(planned))]
-    return [state_of(results, run_id, planned.get(run_id), rule) for run_id in run_ids_in_order]
+    """The state of every known run of the folder. `planned` are the definition's runs, for a caller that scans
+    repeatedly: building them takes most of the time. `index`: default the folder's."""
+    index = index or ResultsIndex(results, definition)
+    if planned is None:
+        planned = Plan(definition).configs(index.loss_of) if definition else {}
+    here = begun_runs(results) | published_runs(results)
+    is_grid = definition is not None and not definition.adaptive
+    others = [] if is_grid else sorted(here - {*planned})  # else of an earlier version of the definition
+    states = [
+        state_of(results, run_id, config, index)
+        if run_id in here
+        else RunState(run_id=run_id, state="planned", config=config)
+        for run_id, config in [*planned.items(), *((run_id, None) for run_id in others)]
+    ]
+    # `train` that was stopped before its first checkpoint has nothing to resume.
+    return [state for state in states if definition is not None or state.state != "planned"]
 
 
 def forget_failures(results: Path, definition: SweepDefinition, max_attempts: int) -> None:
     """Forget the failures of all runs that are not being computed, and what did not fit into memory."""
-    for state in scan(results, definition, max_attempts=max_attempts):
+    for state in scan(results, definition, index=ResultsIndex(results, definition, max_attempts)):
         if state.state != "running":
             Scratch(results, state.run_id).clear_failures()
 
@@ -225,7 +220,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
     plan = Plan(definition) if definition else None
-    index = ResultsIndex(folder, definition, is_read_only=True) if definition else None
+    index = ResultsIndex(folder, definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
     def loss_of(run_id: str) -> float | None:
@@ -235,7 +230,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
     states = [
         replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
-        for state in scan(folder, definition, configs)
+        for state in scan(folder, definition, {config.run_id: config for config in configs})
     ]
     n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
     remarks = (

@@ -1,23 +1,25 @@
-"""The Optuna study of a sweep, as sampler and queue. The run folders are the record.
+"""The queue of a sweep, derived whenever it is asked: left is what the plan wants and the run folders do not have.
 
-Every task is an enqueued trial, so all workers share one queue. The trial of a worker that died or was stopped returns
-to the queue unchanged, with its number and proposal. Trials are taken in order of their numbers, and a sampler's seed
-depends only on the proposal, so that a single worker proposes the same points however often it is killed.
+    run folders      what has ended, and how: the record (`sweep.results_folder`)
+    trials           what Optuna's sampler learns from, and whose hands a task is in: the trial names a lease
+    leases           whether these hands live (`run.lease`)
 
-A study that was deleted, or lacks runs that were finished elsewhere, is rebuilt from the folders (`rebuild`). Proposals
-without any run (infeasible ones) leave no folder, and are proposed again."""
+Nothing is stored of a task before somebody takes it. Its trial is then RUNNING under the lease of that process until
+it is told. A trial whose lease nobody holds, and one that waits, is taken over with its number and its proposal. A
+sampler's seed depends only on the proposal, so a worker proposes the same points however often it is killed.
+
+A study that was deleted, or lacks runs that were finished elsewhere, is filled from the folders (`add_finished`).
+Proposals without any run (infeasible ones) leave no folder, and are proposed again."""
 
 import contextlib
-import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
@@ -30,19 +32,240 @@ from sparsedepth.plan.tasks import Plan, Task, broken_constraints, constraint_ex
 from sparsedepth.run.lease import is_held, last_heartbeat
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import ResultsIndex
+from sparsedepth.sweep.results_folder import Ended, ResultsIndex, begun_runs, lease_path, published_runs
+from sparsedepth.train.stack import can_stack
 
-SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+SETTLED, OPEN = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING, TrialState.WAITING)
 
-ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
-"""A run and its summary; None if it was pruned."""
+MAX_ROUNDS = 5
+"""How often one process begins a task anew that ends without a trace in the folders."""
 
 SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
 """Quantities stored with a trial in addition to its objectives, for a dashboard."""
 
+RUN_ID_OF = "run_id_seed_"
+DONE = ("complete", "pruned")
+
 
 class RepeatError(Exception):
     """A proposal that repeats another one, and is replaced."""
+
+
+class Taken(NamedTuple):
+    trial: optuna.Trial
+    task: Task
+
+
+@dataclass
+class Queue:
+    """The tasks of a sweep, as one of its processes sees them."""
+
+    study: optuna.Study
+    plan: Plan
+    index: ResultsIndex
+    lease_id: str
+    """of this process"""
+    elsewhere: Counter[str] = field(default_factory=Counter)
+    """lease of each living process -> its tasks that were not done when this one last looked for some"""
+    _begun: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def definition(self) -> SweepDefinition:
+        return self.plan.definition
+
+    def tasks(self) -> list[tuple[Task, Ended | None]]:
+        """The tasks that are known, in the order in which they should start, and how each has ended. A proposal is
+        complete if it was refused, or a trial of it names its runs and all are complete or one pruned."""
+        if not self.definition.adaptive:
+            return [(run.task, self.index.state(run.run_id)) for run in self.plan.runs(self.index.loss_of)]
+        trials = self.study.get_trials(deepcopy=False)
+        done = {task.key for trial in trials if (task := task_of(trial)) and self._is_done(trial, task)}
+        return [(task, "complete" if task.key in done else None) for task in self.plan.tasks()]
+
+    def undone(self) -> list[Task]:
+        """The tasks without a result that may still come, or be tried again by --retry-failed."""
+        return [task for task, state in self.tasks() if state not in DONE]
+
+    def _is_done(self, trial: FrozenTrial, task: Task) -> bool:
+        begun = [value for name, value in trial.user_attrs.items() if name.startswith(RUN_ID_OF)]
+        states = [self.index.state(run_id) for run_id in begun]
+        if "infeasible" in trial.user_attrs:  # a shortage of memory may have been forgotten (--retry-failed)
+            is_done = not begun or "infeasible" in states
+        else:
+            is_done = "pruned" in trial.user_attrs or (len(begun) == len(task.seeds) and {*states} <= {"complete"})
+        return is_done and trial.state != TrialState.FAIL
+
+    def unfinished(self) -> int:
+        return len(self.undone()) + self.plan.is_open(self.index.loss_of)
+
+    def take(self, n_workers: int, stack_size: Callable[[RunConfig], int], taken: Collection[int]) -> list[Taken]:
+        """Take the first task that is left, and those that can be stacked with it, but no more than a worker's share;
+        lost trials first. `taken`: numbers of the trials that workers of this process have. The caller must hold the
+        queue's lock: else two processes could take one task."""
+        left = self._left(taken)
+        own, stack, share = list[Taken](), list[RunConfig](), -(-len(left) // n_workers)
+        for task, lost in left:
+            run = self.plan.run_of(task)
+            if stack and not (run and can_stack(*stack, run.config)):
+                continue
+            if trial := self._begin(task, lost):
+                own.append(Taken(trial, task))
+                if run is None:  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
+                    break
+                stack.append(run.config)
+            if stack and len(stack) >= min(share, stack_size(stack[0])):
+                break
+        return own
+
+    def _left(self, taken: Collection[int]) -> list[tuple[Task, FrozenTrial | None]]:
+        """The tasks of trials in nobody's hands, and those without one; trials of an earlier definition are ended."""
+        tasks, trials = self.tasks(), self.study.get_trials(deepcopy=False, states=OPEN)
+        planned, leases = {task.key for task, _ in tasks}, self._leases(trials, taken)
+        held, lost = dict[str, str](), dict[str, tuple[Task, FrozenTrial | None]]()
+        for trial, task in ((trial, task) for trial in trials if (task := task_of(trial))):
+            if trial.number in leases:
+                held[task.key] = leases[trial.number]
+            elif task.key in planned:
+                lost[task.key] = task, trial
+            else:
+                with contextlib.suppress(UpdateFinishedTrialError):
+                    self.study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        self.elsewhere = Counter(held[task.key] for task, state in tasks if state not in DONE and task.key in held)
+        new = (task for task, state in tasks if state is None and self._begun[task.key] < MAX_ROUNDS)
+        return [*lost.values(), *((task, None) for task in new if task.key not in held and task.key not in lost)]
+
+    def _leases(self, trials: Sequence[FrozenTrial], taken: Collection[int]) -> dict[int, str]:
+        """Number of each trial in the hands of a living process -> its lease."""
+        results, leases = self.index.results, dict[int, str]()
+        now = last_heartbeat(lease_path(results, self.lease_id))  # by the folder's clock: this machine's may be wrong
+        for trial in trials:
+            lease = trial.user_attrs.get("lease")
+            if trial.state == TrialState.RUNNING and lease is not None:
+                is_own = lease == self.lease_id
+                if trial.number in taken if is_own else is_held(lease_path(results, lease), now):
+                    leases[trial.number] = lease
+        return leases
+
+    def _begin(self, task: Task, lost: FrozenTrial | None) -> optuna.Trial | None:
+        """Take over a lost trial, or make one; it always has a lease before it runs. None if another process has
+        finished it, and for a proposal when no point of the space is left."""
+        storage = self.study._storage
+        if lost:
+            trial_id = lost._trial_id
+            try:
+                storage.set_trial_user_attr(trial_id, "lease", self.lease_id)
+                storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+            except UpdateFinishedTrialError:
+                return None
+        else:
+            made = self._new_trial(task)
+            trial_id = storage.create_new_trial(self.study._study_id, template_trial=made)
+            self._begun[task.key] += 1
+            if made.state != TrialState.RUNNING:
+                return None
+        seed = int(digest([task.proposal_index])[:8], 16)
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
+        if self.definition.sampler == "tpe":
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(self.definition))
+        elif self.definition.sampler == "nsga2":
+            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(self.definition))
+        # A new study object, since Optuna's caches the trials that it saw.
+        study = optuna.load_study(study_name=self.study.study_name, storage=storage, sampler=sampler)
+        return optuna.Trial(study, trial_id)
+
+    def _new_trial(self, task: Task) -> FrozenTrial:
+        """A proposal keeps its earlier parameters if its runs were deleted; after a repeat it gets an untried point."""
+        attributes: dict[str, Any] = {"task": asdict(task), "lease": self.lease_id}
+        params = dict(task.cell or {})
+        if task.cell is None:
+            trials = self.study.get_trials(deepcopy=False)
+            own = [trial for trial in trials if (other := task_of(trial)) and other.key == task.key]
+            params = next((trial.params for trial in own if trial.state in SETTLED), {})
+            if not params and (repeats := sum("repeats" in trial.user_attrs for trial in own)):
+                tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+                point = untried(self.definition, tried, [task.proposal_index, repeats])
+                if point is None:
+                    attributes["infeasible"] = "every point of the space has already been proposed"
+                    excess = {"buildable": 1.0}
+                    return create_trial(state=TrialState.PRUNED, user_attrs=attributes, constraints=excess)
+                params = point
+        fixed = {name: plain(value) for name, value in params.items()}
+        return create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs={"fixed_params": fixed})
+
+    def refused(self) -> Counter[str]:
+        """Reason -> number of proposals that were not run: excluded, impossible to build, or breaking a constraint."""
+        settled = self.study.get_trials(deepcopy=False, states=SETTLED)
+        last = {task.key if (task := task_of(trial)) else str(trial.number): trial for trial in settled}  # the retried
+        return Counter(trial.user_attrs["infeasible"] for trial in last.values() if "infeasible" in trial.user_attrs)
+
+    def add_finished(self) -> None:
+        """Add a trial for each finished task that is not in the study."""
+        trials = self.study.get_trials(deepcopy=False)
+        if self.definition.adaptive:
+            self._add_proposals(trials)
+            return
+        known = {task.key for trial in trials if (task := task_of(trial))}
+        for run in self.plan.runs(self.index.loss_of):
+            if run.task.key not in known and self.index.is_complete(run.run_id):
+                summary = run_record.read_run(run_record.run_folder(self.index.results, run.run_id)).summary
+                self._add_ended(run.task, [(run.config, summary)])
+
+    def _add_proposals(self, trials: Sequence[FrozenTrial]) -> None:
+        """Add an unused proposal for each cell whose runs are all finished, or one of them pruned."""
+        definition = self.definition
+        known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+        used = {task.proposal_index for trial in trials if (task := task_of(trial))}
+        unused = [index for index in range(definition.n_trials or 0) if index not in used]
+        cells: dict[str, dict[int, ConfigAndSummary]] = {}
+        for config, summary in self._finished() if unused else ():
+            cell = cell_of(definition, config)
+            if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
+                cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
+        finished = [
+            list(runs.values())
+            for runs in cells.values()
+            if len(runs) == len(definition.seeds) or any(summary is None for _, summary in runs.values())
+        ]
+        for proposal_index, runs in zip(unused, finished, strict=False):
+            self._add_ended(Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index), runs)
+
+    def _finished(self) -> "Iterator[ConfigAndSummary]":
+        """The complete runs, then the pruned ones; a damaged one is repeated when its proposal comes up."""
+        results = self.index.results
+        for run_id in sorted(published_runs(results)):
+            with contextlib.suppress(run_record.DamagedRun):
+                run = run_record.read_run(run_record.run_folder(results, run_id))
+                yield run.config, run.summary
+        for scratch in (Scratch(results, run_id) for run_id in sorted(begun_runs(results))):
+            with contextlib.suppress(ValueError):
+                if scratch.pruned():
+                    yield build(RunConfig, read_yaml(scratch.folder / "config.yaml"), str(scratch.folder)), None
+
+    def _add_ended(self, task: Task, runs: "Sequence[ConfigAndSummary]") -> None:
+        config = runs[0][0]
+        summaries = [summary for _, summary in runs if summary is not None]
+        is_pruned = len(summaries) < len(runs)
+        means = {} if is_pruned else means_of(self.definition, summaries)
+        axes = distributions(self.definition)
+        cell = task.cell or cell_of(self.definition, config) or {}
+        params = {name: plain(cell[name]) for name in axes if name in cell}
+        run_ids = {f"{RUN_ID_OF}{config.seed}": config.run_id for config, _ in runs}
+        pruned = {"pruned": "see its scratch folder"} if is_pruned else {}
+        is_scored = {*self.definition.objectives} <= {*means}
+        self.study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE if is_scored else TrialState.PRUNED,
+                values=[means[name] for name in self.definition.objectives] if is_scored else None,
+                params=params,
+                distributions={name: axes[name] for name in params},
+                user_attrs={"task": asdict(task), "cell": cell, **means, **run_ids, **pruned},
+                constraints={"buildable": 0.0, **constraint_excess(self.definition, config)},
+            )
+        )
+
+
+ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
+"""A run and its summary; None if it was pruned."""
 
 
 def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
@@ -56,19 +279,9 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
 
     Raises TrialPruned if the cell is excluded, cannot be built or breaks a constraint (the sampler learns by how much),
     RepeatError if another proposal is the same."""
-    axes = distributions(definition)
-    if task.cell is not None:
-        cell = task.cell
-        for name in cell:
-            suggest(trial, name, axes[name])
-    else:
-        # Axes under `only` are suggested last, and only if the other fields of the cell allow them.
-        point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
-        later = [*definition.only]
-        while name := next((name for name in later if name in definition.cell({**point, name: None})), ""):
-            later.remove(name)
-            point[name] = suggest(trial, name, axes[name])
-        cell = definition.cell(point)
+    cell = task.cell if task.cell is not None else _proposed_cell(trial, definition)
+    for name in task.cell or ():
+        suggest(trial, name, distributions(definition)[name])
     trial.set_user_attr("cell", cell)
     check_repeat(trial, task)
     infeasible = "it is excluded" if task.cell is None and definition.is_excluded(cell) else ""
@@ -86,7 +299,20 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
     if infeasible:
         trial.set_user_attr("infeasible", infeasible)
         raise optuna.TrialPruned(infeasible)
+    for config in configs:
+        trial.set_user_attr(f"{RUN_ID_OF}{config.seed}", config.run_id)
     return configs
+
+
+def _proposed_cell(trial: optuna.Trial, definition: SweepDefinition) -> dict[str, Any]:
+    """Axes under `only` are suggested last, and only if the other fields of the cell allow them."""
+    axes = distributions(definition)
+    point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
+    later = [*definition.only]
+    while name := next((name for name in later if name in definition.cell({**point, name: None})), ""):
+        later.remove(name)
+        point[name] = suggest(trial, name, axes[name])
+    return definition.cell(point)
 
 
 def constrain(trial: optuna.Trial, name: str, excess: float) -> None:
@@ -104,7 +330,8 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
         other_task, other_cell = task_of(other), other.user_attrs.get("cell")
         counts = other_task and other_task.key != task.key and other.state != TrialState.FAIL
         if counts and other_cell is not None and cell_digest(other_cell) == cell:
-            raise RepeatError(f"trial {other.number} is the same")
+            trial.set_user_attr("repeats", f"trial {other.number} is the same")
+            raise RepeatError
 
 
 def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -128,78 +355,6 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
     return means
 
 
-def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinition) -> None:
-    """Append tasks to the queue. A proposal keeps its earlier parameters or, after a repeat, gets an untried point."""
-    trials = study.get_trials(deepcopy=False) if definition.adaptive else []
-    repeats = Counter(task.key for trial in trials if trial.user_attrs.get("repeats") and (task := task_of(trial)))
-    settled = {
-        task.key: trial.params for trial in reversed(trials) if trial.state in SETTLED and (task := task_of(trial))
-    }
-    for task in tasks:
-        # Of a finished task whose runs were deleted, the same runs are repeated.
-        params = {name: plain(value) for name, value in (task.cell or settled.get(task.key, {})).items()}
-        attributes: dict[str, Any] = {"task": asdict(task)}
-        if task.cell is None and not params and repeats[task.key]:
-            tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
-            point = untried(definition, tried, [task.proposal_index, repeats[task.key]])
-            if point is None:
-                attributes["infeasible"] = "every point of the space has already been proposed"
-                excess = {"buildable": 1.0}
-                refused = optuna.trial.create_trial(state=TrialState.PRUNED, user_attrs=attributes, constraints=excess)
-                study.add_trial(refused)
-                continue
-            params = point
-        study.enqueue_trial(params, user_attrs=attributes)
-
-
-def take(
-    study: optuna.Study, definition: SweepDefinition, lease_id: str, fits: Callable[[Task], bool] = lambda task: True
-) -> optuna.Trial | None:
-    """Take the first waiting trial that fits, under a lease; None if there is none.
-
-    The caller must hold the queue's lock. Otherwise two processes could both write their lease, and the trial would be
-    given back while it runs. The seed of a proposal's sampler does not depend on the worker."""
-    storage = study._storage
-    for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        task = task_of(waiting)
-        if task is None or not fits(task):
-            continue
-        try:
-            # Before it runs, so that a running trial always has a lease.
-            storage.set_trial_user_attr(waiting._trial_id, "lease", lease_id)
-            if not storage.set_trial_state_values(waiting._trial_id, TrialState.RUNNING):
-                continue
-        except UpdateFinishedTrialError:
-            continue
-        seed = int(digest([task.proposal_index])[:8], 16)
-        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
-        if definition.sampler == "tpe":
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(definition))
-        elif definition.sampler == "nsga2":
-            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(definition))
-        # A new study object, since Optuna's caches the trials that it saw.
-        trial_study = optuna.load_study(study_name=study.study_name, storage=storage, sampler=sampler)
-        return optuna.Trial(trial_study, waiting._trial_id)
-    return None
-
-
-def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
-    """Return a trial to the queue unchanged, unless another process has finished it."""
-    with contextlib.suppress(UpdateFinishedTrialError):
-        study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
-
-
-def give_back_lost(study: optuna.Study, results: Path, own_lease_id: str, taken: Collection[int] = ()) -> None:
-    """Return to the queue the trials of dead workers, and those under the caller's lease that are not `taken` by one of
-    its workers any more."""
-    now = last_heartbeat(lease_path(results, own_lease_id))  # by the file system's clock: this machine's may be wrong
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        lease_id = trial.user_attrs.get("lease")
-        is_forgotten = lease_id == own_lease_id and trial.number not in taken
-        if lease_id is None or is_forgotten or not is_held(lease_path(results, lease_id), now):
-            give_back(study, trial)
-
-
 def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
     """Tell the study how a trial ended, unless another process has already done so."""
     try:
@@ -210,88 +365,13 @@ def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = No
             raise
 
 
-def count(study: optuna.Study, state: TrialState) -> int:
-    return len(study.get_trials(deepcopy=False, states=(state,)))
+def give_back(trial: optuna.Trial) -> None:
+    """Leave a trial to whoever takes it next, unchanged, unless another process has finished it."""
+    with contextlib.suppress(UpdateFinishedTrialError):
+        trial.study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def refused(study: optuna.Study) -> Counter[str]:
-    """Reason -> number of proposals that were not run: excluded, impossible to build, or breaking a constraint."""
-    settled = study.get_trials(deepcopy=False, states=SETTLED)
-    last = {task.key if (task := task_of(trial)) else str(trial.number): trial for trial in settled}  # may be retried
-    return Counter(trial.user_attrs["infeasible"] for trial in last.values() if "infeasible" in trial.user_attrs)
-
-
-def lease_path(results: Path, lease_id: str) -> Path:
-    """The lease of a sweep process for its trials. Raises ValueError for an invalid id from a shared storage."""
-    return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
-
-
-def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> tuple[list[Task], list[Task]]:
-    """The tasks of a sweep that are not done, and those of them that are neither running nor waiting. A task with a
-    known cell is done if its run is complete or pruned; a proposal if its trial is finished and its runs are still
-    complete, or one does not fit into memory."""
-    active: set[str] = set()
-    settled: set[str] = set()
-    for trial in study.get_trials(deepcopy=False):
-        task = task_of(trial)
-        if task and trial.state in (TrialState.WAITING, TrialState.RUNNING):
-            active.add(task.key)
-        elif task and trial.state in SETTLED:
-            begun = [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]
-            states = [index.state(run_id) for run_id in begun]
-            # A shortage of memory may have been forgotten (--retry-failed); the folder says so.
-            is_refused = "infeasible" in trial.user_attrs and (not begun or "infeasible" in states)
-            if is_refused or "pruned" in trial.user_attrs or {*states} <= {"complete"}:
-                settled.add(task.key)
-
-    def is_done(task: Task) -> bool:
-        run = plan.run_of(task)
-        return task.key in settled if run is None else index.state(run.run_id) in ("complete", "pruned")
-
-    undone = [task for task in plan.tasks(index.loss_of) if not is_done(task)]
-    return undone, [task for task in undone if task.key not in active]
-
-
-def rebuild(study: optuna.Study, plan: Plan, index: ResultsIndex) -> None:
-    """Add a trial for each finished task that is not in the study; end those that wait, of an earlier definition."""
-    planned = {task.key for task in plan.tasks(index.loss_of)}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        if (task := task_of(trial)) and task.key not in planned:
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-    if plan.definition.adaptive:
-        _add_proposals(study, plan.definition, index.results)
-        return
-    known = {task.key for trial in study.get_trials(deepcopy=False) if (task := task_of(trial))}
-    for planned in plan.runs(index.loss_of):
-        if planned.task.key not in known and index.is_complete(planned.run_id):
-            summary = run_record.read_run(run_record.run_folder(index.results, planned.run_id)).summary
-            _add_ended(study, plan.definition, planned.task, [(planned.config, summary)])
-
-
-def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Path) -> None:
-    """Add an unused proposal for each cell whose runs are all finished, or one of them pruned."""
-    trials = study.get_trials(deepcopy=False)
-    known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
-    used = {task.proposal_index for trial in trials if (task := task_of(trial))}
-    unused = [index for index in range(definition.n_trials or 0) if index not in used]
-    if not unused:
-        return
-    cells: dict[str, dict[int, ConfigAndSummary]] = {}
-    for config, summary in _finished(results):
-        cell = _cell_of(definition, config)
-        if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
-            cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
-    finished = [
-        list(runs.values())
-        for runs in cells.values()
-        if len(runs) == len(definition.seeds) or any(summary is None for _, summary in runs.values())
-    ]
-    for proposal_index, runs in zip(unused, finished, strict=False):
-        task = Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index)
-        _add_ended(study, definition, task, runs)
-
-
-def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] | None:
+def cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] | None:
     """The cell of a run if a sampler could have proposed it, else None."""
     try:
         cell = definition.cell({name: getattr(config, name) for name in definition.axes})
@@ -300,43 +380,3 @@ def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] |
         return None
     has_values = all(in_axis(axis, cell[name]) for name, axis in definition.axes.items() if name in cell)
     return cell if is_proposal and has_values and not definition.is_excluded(cell) else None
-
-
-def _finished(results: Path) -> Iterator[ConfigAndSummary]:
-    """The complete runs, then the pruned ones."""
-    for marker in sorted((results / "runs").glob(f"*/{run_record.MARKER}")):
-        try:
-            run = run_record.read_run(marker.parent)
-        except run_record.DamagedRun:
-            continue  # repeated when its proposal comes up
-        yield run.config, run.summary
-    for path in sorted((results / "work").glob("*/pruned.json")):
-        try:
-            config = build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent))
-        except ValueError:
-            continue  # damaged: it is pruned again when its proposal comes up
-        if Scratch(results, path.parent.name).pruned():
-            yield config, None
-
-
-def _add_ended(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[ConfigAndSummary]) -> None:
-    configs = [config for config, _ in runs]
-    summaries = [summary for _, summary in runs if summary is not None]
-    is_pruned = len(summaries) < len(runs)
-    means = {} if is_pruned else means_of(definition, summaries)
-    axes = distributions(definition)
-    cell = task.cell or _cell_of(definition, configs[0]) or {}
-    params = {name: plain(cell[name]) for name in axes if name in cell}
-    run_ids = {f"run_id_seed_{config.seed}": config.run_id for config in configs}
-    pruned = {"pruned": "see its scratch folder"} if is_pruned else {}
-    is_scored = {*definition.objectives} <= {*means}
-    study.add_trial(
-        optuna.trial.create_trial(
-            state=TrialState.COMPLETE if is_scored else TrialState.PRUNED,
-            values=[means[name] for name in definition.objectives] if is_scored else None,
-            params=params,
-            distributions={name: axes[name] for name in params},
-            user_attrs={"task": asdict(task), "cell": cell, **means, **run_ids, **pruned},
-            constraints={"buildable": 0.0, **constraint_excess(definition, configs[0])},
-        )
-    )

@@ -14,7 +14,7 @@ of one run (`Worker.run`):
                   gets SIGTERM if a stop is requested
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -23,7 +23,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.plan.tasks import Plan, Task
+from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
 from sparsedepth.run.process import INTERRUPTED, NO_STORAGE, oom_kills
 from sparsedepth.run.scratch import Scratch
@@ -52,6 +52,7 @@ class Worker:
     def __init__(self, machine: Machine, results_index: ResultsIndex, stop: Callable[[], bool], number: int = 0):
         """`number`: index among the machine's workers, which determines its GPUs."""
         self.machine, self.results_index, self.stop, self.number = machine, results_index, stop, number
+        assert results_index.definition is not None
         self.results, self.definition = results_index.results, results_index.definition
         self.server_deaths = 0
         self.no_storage = False
@@ -69,25 +70,11 @@ class Worker:
     def is_idle(self) -> bool:
         return not self.task_steps and self._process_steps is None
 
-    def take(self, study: optuna.Study, lease_id: str, plan: Plan, share: int = 1) -> bool:
-        """Take the next task, and up to `share` tasks that can be stacked with it. Returns whether there was one."""
-        stack: list[RunConfig] = []
-
-        def fits(task: Task) -> bool:
-            return not stack or ((run := plan.run_of(task)) is not None and can_stack(*stack, run.config))
-
-        while not stack or len(stack) < min(share, self.machine.stack_size(stack[0])):
-            trial = trial_queue.take(study, self.definition, lease_id, fits)
-            if trial is None:
-                break
-            task = trial_queue.task_of(trial)
-            assert task is not None
-            self.task_steps[trial.number] = self._finish_task(trial, task)
-            run = plan.run_of(task)
-            if run is None:
-                return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
-            stack.append(run.config)
-        return bool(stack)
+    def take(self, queue: trial_queue.Queue, n_workers: int, taken: Collection[int]) -> bool:
+        """Take the next task, and tasks that can be stacked with it. Returns whether there was one."""
+        own = queue.take(n_workers, self.machine.stack_size, taken)
+        self.task_steps |= {trial.number: self._finish_task(trial, task) for trial, task in own}
+        return bool(own)
 
     def advance(self) -> None:
         """Continue without blocking. Raises errors of the study's storage; the trial is then lost."""
@@ -118,8 +105,6 @@ class Worker:
     def _finish_task(self, trial: optuna.Trial, task: Task) -> Generator[None]:
         try:
             configs = trial_queue.configs_of(trial, task, self.definition)
-            for config in configs:
-                trial.set_user_attr(f"run_id_seed_{config.seed}", config.run_id)
             size = self.machine.stack_size(configs[0])
             summaries = []
             for start in range(0, len(configs), size):
@@ -129,12 +114,10 @@ class Worker:
             values = trial_queue.values_of(trial, self.definition, summaries)
             trial_queue.tell(trial, TrialState.COMPLETE, values)
         except StoppedError:
-            trial_queue.give_back(trial.study, trial)
+            trial_queue.give_back(trial)
         except optuna.TrialPruned:
             trial_queue.tell(trial, TrialState.PRUNED)
-        except (trial_queue.RepeatError, FailedError) as error:
-            if isinstance(error, trial_queue.RepeatError):
-                trial.set_user_attr("repeats", str(error))
+        except (trial_queue.RepeatError, FailedError):
             trial_queue.tell(trial, TrialState.FAIL)
         except UpdateFinishedTrialError:
             pass  # another process presumed this one dead and finished the trial
@@ -148,7 +131,7 @@ class Worker:
                 raise StoppedError
             if self.results_index.is_complete(config.run_id):
                 return run_record.read_run(run_record.run_folder(self.results, config.run_id)).summary
-            if end := self.results_index.end(config.run_id):
+            if end := self.results_index.rule(Scratch(self.results, config.run_id)):
                 trial.set_user_attr(end.state, end.reason)
                 if end.state == "failed":
                     raise FailedError

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -15,6 +16,24 @@ from support.interrupted_sweep import Record, Sweep, record_of
 
 FEW = 12
 """As many as any test of the default suite asks for: they are made in one go."""
+
+
+LIMIT_SECONDS = 3600.0
+"""No test of these waits longer, whatever it waits for: the longest takes half of it."""
+
+
+@pytest.fixture(autouse=True)
+def limit():
+    """Ends a wait that would never end, with the line at which it waits."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"a test of kills and damage took more than {LIMIT_SECONDS:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

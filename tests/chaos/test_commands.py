@@ -61,7 +61,7 @@ def killed_while_writing(writer: Writer, rng: random.Random) -> bool:
     time.sleep(rng.choice((0.0, rng.uniform(0.0, 0.05))))
     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=300)
     return process.returncode == -signal.SIGKILL
 
 
@@ -130,7 +130,7 @@ def test_calibrated_plan(tmp_path, monkeypatch):
         until(lambda process=process: processes(path, "forkserver") or process.poll() is not None)
         time.sleep(rng.uniform(0.0, 3.0))
         process.kill()  # it alone: what it started must end by itself
-        process.communicate()
+        process.communicate(timeout=300)
         until(lambda: not processes(path))
         for timings in place.glob("*.json"):
             assert json.loads(timings.read_text())
@@ -162,7 +162,7 @@ def test_recipe_verify(tmp_path):
                 os.kill(one, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        process.communicate()
+        process.communicate(timeout=300)
         until(lambda: not processes(out))
         assert before.items() <= markers(out).items(), "a complete run was lost or repeated"
         before = markers(out)

@@ -64,8 +64,8 @@ def test_a_server_that_is_restarted_under_a_sweep(folder, undisturbed, tmp_path,
         until(lambda ended=ended: len(lost(said)) == ended / 2 or driver.poll() is not None)
         database.start()
     pace.open()
-    driver.wait()
-    listener.join()
+    driver.wait(300)
+    listener.join(300)
     err = "".join(said)
     assert driver.returncode == 0, err
     assert len(lost(said)) == 2 and "Traceback" not in err

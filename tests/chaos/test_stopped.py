@@ -55,15 +55,15 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     os.kill(first.pid, signal.SIGSTOP)
     pace.open()
     second = impatient(tmp_path, "sparsedepth.run.execute", "main", 2, *arguments)
-    assert second.wait() == 0
+    assert second.wait(300) == 0
     before = markers(results)
     assert record_of(results) == expected
     os.kill(first.pid, signal.SIGCONT)
-    _, err = first.communicate()
+    _, err = first.communicate(timeout=300)
     assert first.returncode == 75, f"it should have been interrupted: {err}"
     assert markers(results) == before and record_of(results) == expected
     assert not scratch.failures()
-    second.communicate()
+    second.communicate(timeout=300)
 
 
 @pytest.mark.chaos
@@ -86,3 +86,30 @@ def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, monk
     _, err = at_the_end(driver, results)
     assert driver.returncode == 0, err
     assert record_of(results) == expected
+
+
+@pytest.mark.chaos
+def test_a_second_sweep_behind_a_stopped_driver_names_it_and_ends_where_all_is_done(
+    folder, undisturbed, tmp_path, monkeypatch
+):
+    """As after Ctrl-Z in a terminal: the runs of the first go on without it, and the second needs nothing more."""
+    runs = 4
+    expected, sweep = undisturbed(runs), Sweep(folder, runs)
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
+    first = sweep.start(results, 1)
+    until_it_runs(results, first)
+    os.kill(first.pid, signal.SIGSTOP)
+    second = sweep.start(results, 1)
+    until(lambda: f"process {first.pid} of this sweep is stopped" in stderr_of(second))
+    pace.open()
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert record_of(results) == expected
+    os.kill(first.pid, signal.SIGCONT)
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 0 and record_of(results) == expected, err
+
+
+def stderr_of(command: Command) -> str:
+    path = Path(command.streams[1])
+    return path.read_text() if path.exists() else ""

@@ -242,6 +242,7 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
     assert [restarts for restarts in range(6) if array.ended()["7_3", restarts].progress] == [2]
     stuck = str(array.stuck_tasks_text())
     assert "1 tasks of job 7 reached their time limit 3 times in a row" in stuck and "1 of them gave up" in stuck
+    assert "45 s is too short" in stuck and "; give --time at least 2" in stuck, "the log's figure, whatever the clock"
 
 
 def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_is_submitted(tmp_path, monkeypatch):

@@ -207,3 +207,19 @@ def test_where_higher_is_better_the_highest_wins(tmp_path, definition):
     for one in plan.runs():
         make_run(tmp_path, one.config, {"usefulness": {0.001: 0.5, 0.002: 0.9, 0.004: 0.7}[one.config.lr]})
     assert {one.config.lr for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.002}
+
+
+def test_after_a_run_has_ended_only_its_cell_is_computed_anew(tmp_path, definition, monkeypatch):
+    """Of thousands of cells, while the workers wait; and anew with losses that are others."""
+    plan, index = Plan(definition), ResultsIndex(tmp_path, definition)
+    first = plan.runs(index.loss_of)
+    asked = []
+    tuned_cell = Plan._tuned_cell
+    monkeypatch.setattr(
+        Plan, "_tuned_cell", lambda self, one, losses: asked.append(one) or tuned_cell(self, one, losses)
+    )
+    assert plan.runs(index.loss_of) == first and not asked
+    finish(tmp_path, first[0].config, 1.0)
+    plan.runs(index.loss_of)
+    assert [one.config.n_layers for one in asked] == [first[0].config.n_layers]
+    assert plan.runs() == first and len(asked) == 2

@@ -8,7 +8,6 @@ from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep import storage
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.worker import Worker
@@ -42,11 +41,17 @@ class Sweep(Driver):
     def __init__(self, definition, results, kind=MadeUp, workers=1):
         super().__init__(Plan(definition), results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
         self._workers = [kind(self.machine, self.results_index, self.stop, number) for number in range(workers)]
-        self.study = open_study(definition, results)
-        self.fill_queue(self.study)
+        (results / "work").mkdir(parents=True, exist_ok=True)
+        self.queue = self.open_queue()
+        self.study = self.queue.study
+        self.queue.add_finished()
+
+    def assign(self):
+        """Give tasks to the idle workers. Whether there is something to wait for."""
+        return self._assign_tasks(self.queue, [worker for worker in self._workers if worker.is_idle])
 
     def finish(self):
-        while self._assign_tasks(self.study, [worker for worker in self._workers if worker.is_idle]):
+        while self.assign():
             for worker in self._workers:
                 worker.advance()
         return self.study
@@ -55,11 +60,6 @@ class Sweep(Driver):
 def made(study):
     """The trials that stand, each with a cell: what repeated another has given way."""
     return [trial for trial in study.trials if trial.state.name != "FAIL" and "cell" in trial.user_attrs]
-
-
-def open_study(definition, results):
-    results.mkdir(exist_ok=True)
-    return storage.open_study(definition, None, results)
 
 
 def work(results, definition, **options):

@@ -131,8 +131,8 @@ def kill_everything(driver: Process, results: Path, rng: random.Random) -> None:
     for process in [driver.pid, *processes(results)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    driver.communicate()
-    until(lambda: not processes(results))
+    driver.communicate(timeout=60)
+    until(lambda: not processes(results), 60)
 
 
 def kill_at_random(
@@ -144,7 +144,9 @@ def kill_at_random(
     killed: Counter[str] = Counter()
     seen: dict[str, int] = {}
     kind, deaths = rng.choice(KILLED), 0
+    deadline = time.monotonic() + SILENCE_SECONDS
     while killed.total() < kills and not ended():
+        assert time.monotonic() < deadline, f"nothing to kill in {SILENCE_SECONDS} s: no {kind}"
         time.sleep(rng.uniform(0.0, 0.1))
         now = markers(results)
         assert seen.items() <= now.items(), "a complete run was lost or repeated"
@@ -154,6 +156,7 @@ def kill_at_random(
             with contextlib.suppress(ProcessLookupError):  # it may have ended by itself since
                 os.kill(rng.choice(found), signal.SIGKILL)
                 killed[kind] += 1
+                deadline = time.monotonic() + SILENCE_SECONDS
                 deaths += kind == "forkserver"
                 kind = rng.choice(KILLED) if deaths < MAX_DEATHS // 2 else "run"
                 pace.allow(entered + (runs - entered) * killed.total() / kills)

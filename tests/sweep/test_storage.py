@@ -138,7 +138,7 @@ def lost(*_: object) -> None:
 def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypatch):
     """When a task is taken, and when a result is told."""
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
-    counts, rng = {"take": 0, "tell": 0}, random.Random(0)
+    counts, rng = {"_begin": 0, "tell": 0}, random.Random(0)
 
     def sometimes(name, original):
         def call(*arguments):
@@ -150,14 +150,14 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
         return call
 
     sweeping = Sweep(sweep(sampler="tpe", n_trials=10, space=SPACE), tmp_path)
-    for name in counts:
-        monkeypatch.setattr(trial_queue, name, sometimes(name, getattr(trial_queue, name)))
+    for place, name in ((trial_queue.Queue, "_begin"), (trial_queue, "tell")):
+        monkeypatch.setattr(place, name, sometimes(name, getattr(place, name)))
     with pytest.warns(UserWarning, match="retrying for 10 minutes"):
-        while sweeping._assign_tasks(sweeping.study, [w for w in sweeping._workers if w.is_idle]):
+        while sweeping.assign():
             sweeping._advance()
     monkeypatch.undo()
     assert all(counts.values()), "nothing was lost: the test shows nothing"
-    assert len(run_ids(tmp_path)) == 10 and not sweeping._missing(sweeping.study)[0]
+    assert len(run_ids(tmp_path)) == 10 and not sweeping.queue.undone()
     states = [trial.state for trial in sweeping.study.trials]
     assert len(states) == 10 and set(states) <= set(trial_queue.SETTLED)
 
@@ -165,30 +165,30 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
 def test_a_connection_that_is_lost_at_the_end_of_a_sweep_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1, 2]}), tmp_path)
-    study = sweeping.finish()
-    answers = iter([lost, lost, trial_queue.refused])
-    monkeypatch.setattr(trial_queue, "refused", lambda study: next(answers)(study))
+    sweeping.finish()
+    answers = iter([lost, lost, trial_queue.Queue.refused])
+    monkeypatch.setattr(trial_queue.Queue, "refused", lambda queue: next(answers)(queue))
     with pytest.warns(UserWarning, match=r"the study's database has not answered since \d\d:\d\d:\d\d"):
-        assert sweeping._result(study).unfinished == 0
+        assert sweeping._result(sweeping.queue).unfinished == 0
     assert not list(answers)
 
 
 def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path)
-    monkeypatch.setattr(trial_queue, "take", lost)
-    assert sweeping._assign_tasks(sweeping.study, sweeping._workers)
+    monkeypatch.setattr(trial_queue.Queue, "take", lost)
+    assert sweeping.assign()
     monkeypatch.setattr(storage, "RETRY_SECONDS", -1.0)
     with pytest.raises(OperationalError):
-        sweeping._assign_tasks(sweeping.study, sweeping._workers)
+        sweeping.assign()
 
     def broken(*_: object) -> None:
         raise optuna.exceptions.StorageInternalError("not a lost connection")
 
     monkeypatch.undo()
-    monkeypatch.setattr(trial_queue, "take", broken)
+    monkeypatch.setattr(trial_queue.Queue, "take", broken)
     with pytest.raises(optuna.exceptions.StorageInternalError):
-        sweeping._assign_tasks(sweeping.study, sweeping._workers)
+        sweeping.assign()
 
 
 def test_a_clock_that_is_fast_sweeps_away_nothing_of_the_living(tmp_path, monkeypatch):

@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 import threading
-import uuid
+import warnings
 
 import optuna
 import pytest
@@ -15,8 +18,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep import trial_queue
-from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.results_folder import claim, lease_path
 from sparsedepth.sweep.status import forget_failures, sweep_summary
 from sparsedepth.sweep.storage import study_name
 from sparsedepth.sweep.worker import Worker
@@ -77,12 +79,13 @@ def test_several_objectives_make_a_front(tmp_path, sampler):
 def test_a_broken_constraint_is_told_to_the_sampler_and_never_run(tmp_path):
     """Depth 3 has 18,544 parameters, more than the bound; depths 1 and 2 fit."""
     definition = sweep(sampler="tpe", n_trials=16, space=SPACE, constraints={"params_total": 15_400})
-    study = work(tmp_path, definition)
+    sweeping = Sweep(definition, tmp_path)
+    study = sweeping.finish()
     for trial in study.trials:
         excess = trial.constraints["params_total"]
         assert (excess > 0) == ("infeasible" in trial.user_attrs) == (trial.params["n_layers"] == 3)
     assert {run["n_layers"] for run in configs(tmp_path)} == {1, 2}
-    refused = trial_queue.refused(study)
+    refused = sweeping.queue.refused()
     assert sum(refused.values()) == sum(t.params["n_layers"] == 3 for t in study.trials)
     assert "above 15400" in str(refused)
 
@@ -166,7 +169,7 @@ def test_what_waits_of_an_earlier_definition_is_not_run(tmp_path, before, after,
     """The names of the two studies are equal. A process was killed before it ran any, with one taken."""
     definition = {"space": {"n_layers": [1, 2], **({"lr": SPACE["lr"]} if "sampler" in before else {})}} | before
     killed = Sweep(sweep(**definition), tmp_path)
-    trial_queue.take(killed.study, killed.definition, "0" * 32)
+    killed._workers[0].take(killed.queue, 1, ())
     work(tmp_path, sweep(**definition | after))
     assert len(run_ids(tmp_path)) == n_runs
 
@@ -208,9 +211,10 @@ def test_a_sampler_makes_as_many_distinct_runs_as_asked_even_of_a_small_space(tm
     definition = sweep(sampler=sampler, n_trials=12, space=space)
     work(tmp_path, definition, workers=3)
     assert len(run_ids(tmp_path)) == 12
-    more = work(tmp_path, sweep(sampler=sampler, n_trials=14, space=space))
+    more = Sweep(sweep(sampler=sampler, n_trials=14, space=space), tmp_path)
+    more.finish()
     assert len(run_ids(tmp_path)) == 12
-    assert trial_queue.refused(more) == {"every point of the space has already been proposed": 2}
+    assert more.queue.refused() == {"every point of the space has already been proposed": 2}
 
 
 def test_what_was_proposed_is_known_again_though_the_definition_writes_0_for_a_run_s_0_0(tmp_path):
@@ -267,7 +271,7 @@ def test_tuning_goes_on_without_a_run_that_was_pruned_or_failed_and_its_results_
     driver = Sweep(definition, tmp_path, kind=Ends)
     driver.finish()
     n_complete = 2 * (2 + 1 + 1)  # at 0.01, which is best, the grid is extended; then the seed of the results
-    result, summary = driver._result(driver.study), sweep_summary(tmp_path)
+    result, summary = driver._result(driver.queue), sweep_summary(tmp_path)
     assert len(run_ids(tmp_path)) == n_complete == summary.counts["complete"]
     assert {state.state for state in result.states} == {"complete", how} == set(summary.counts)
     assert result.unfinished == (2 if how == "failed" else 0) and summary.remarks == ()
@@ -282,9 +286,9 @@ def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp
         file.unlink()
     (tmp_path / "runs" / lost).rmdir()
     driver = Sweep(definition, tmp_path)
-    assert len(driver._missing(driver.study)[0]) == 1, "the exit code would say that all is there"
+    assert len(driver.queue.undone()) == 1, "the exit code would say that all is there"
     driver.finish()
-    assert run_ids(tmp_path) == before and driver._result(driver.study).unfinished == 0
+    assert run_ids(tmp_path) == before and driver._result(driver.queue).unfinished == 0
 
 
 def test_folders_that_share_a_storage_do_not_share_a_study(tmp_path):
@@ -295,29 +299,68 @@ def test_folders_that_share_a_storage_do_not_share_a_study(tmp_path):
     assert len(names) == 2
 
 
-def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_not(tmp_path):
+def test_the_trial_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_not(tmp_path):
+    """With its number; the task of the living one is waited for until it is done."""
     definition = sweep(space={"n_layers": [1, 2, 3]})
-    driver = Sweep(definition, tmp_path)
-    ids = [uuid.uuid4().hex for _ in range(2)]
     with pytest.raises(ValueError, match="hexadecimal"):
-        trial_queue.lease_path(tmp_path, "../../elsewhere")
-    with hold(trial_queue.lease_path(tmp_path, ids[0])):
-        living, dead = (trial_queue.take(driver.study, definition, lease_id) for lease_id in ids)
-        trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
-        states = [trial.state.name for trial in driver.study.trials]
-    assert (living.number, dead.number) == (0, 1) and states == ["RUNNING", "WAITING", "WAITING"]
-    trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
-    assert [trial.state.name for trial in driver.study.trials] == ["WAITING"] * 3
+        lease_path(tmp_path, "../../elsewhere")
+    living, dead, third = (Sweep(definition, tmp_path) for _ in range(3))
+    with hold(lease_path(tmp_path, living.queue.lease_id)):
+        for sweeping in (living, dead):
+            assert sweeping._workers[0].take(sweeping.queue, 3, ())
+        for _ in range(3):
+            assert third.assign()
+            third._workers[0].advance()
+        assert [trial.state.name for trial in third.study.trials] == ["RUNNING", "COMPLETE", "COMPLETE"]
+        assert third.assign() and third.queue.elsewhere == {living.queue.lease_id: 1}
+    third.finish()
+    assert [trial.state.name for trial in third.study.trials] == ["COMPLETE"] * 3 and not third.queue.elsewhere
+
+
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+from sparsedepth.run.lease import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_sweep_behind_a_stopped_process_ends_where_all_is_done_and_else_names_it(tmp_path):
+    """Its lease is never free, since it lives, and its runs go on without it."""
+    definition = sweep(space={"n_layers": [1, 2]})
+    stopped, second = (Sweep(definition, tmp_path) for _ in range(2))
+    command = [sys.executable, "-c", HOLDER, str(lease_path(tmp_path, stopped.queue.lease_id))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        tasks = [run.task for run in stopped.plan.runs()]
+        for _ in tasks:
+            assert stopped._workers[0].take(stopped.queue, 2, {*stopped._workers[0].task_steps})
+        made = iter(stopped._workers[0].task_steps.values())
+        next(next(made), None)
+        with pytest.warns(UserWarning, match=rf"process {process.pid} .*stopped.* has 1 task: .*kill -CONT"):
+            assert second.assign(), "a task is not done"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert second.assign(), "it is said once"
+            next(next(made), None)
+            assert not second.assign(), "all is done, though the trials run"
+        assert second._result(second.queue).unfinished == 0
+        process.kill()
 
 
 def test_a_trial_has_the_lease_of_the_process_that_runs_it_though_another_wanted_it_too(tmp_path, monkeypatch):
-    """One is about to note its lease when the other takes; without a lock it would note it on a trial that runs."""
+    """One is about to take over a lost trial when the other takes; without a lock both would run it."""
     definition = sweep(space={"n_layers": [1]})
-    first, second = Sweep(definition, tmp_path), Sweep(definition, tmp_path)
+    dead, first, second = (Sweep(definition, tmp_path) for _ in range(3))
+    dead._workers[0].take(dead.queue, 1, ())
     note, taken = first.study._storage.set_trial_user_attr, {}
 
     def take(driver):
-        taken[driver._lease_id] = driver._take(driver._workers[0], driver.study)
+        with driver._locked_queue():
+            taken[driver.queue.lease_id] = driver._workers[0].take(driver.queue, 1, ())
 
     other = threading.Thread(target=take, args=(second,))
 
@@ -328,8 +371,9 @@ def test_a_trial_has_the_lease_of_the_process_that_runs_it_though_another_wanted
         note(trial_id, key, value)
 
     monkeypatch.setattr(first.study._storage, "set_trial_user_attr", note_late)
-    take(first)
-    other.join()
+    with hold(lease_path(tmp_path, first.queue.lease_id)), hold(lease_path(tmp_path, second.queue.lease_id)):
+        take(first)
+        other.join()
     (trial,) = first.study.trials
     assert trial.state.name == "RUNNING" and sorted(taken.values()) == [False, True]
     assert taken[trial.user_attrs["lease"]]
@@ -352,11 +396,11 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     assert {trial.user_attrs["pruned"] for trial in study.trials} == {"worse"}
     forget_study(tmp_path)
     driver = Sweep(definition, tmp_path)
-    assert driver._missing(driver.study) == ([], [])
+    assert not driver.queue.undone()
     forget_study(tmp_path)
     next(tmp_path.glob("work/*/config.yaml")).write_bytes(b"\xff")  # damaged: it is proposed again
     driver = Sweep(definition, tmp_path)
-    assert len(driver._missing(driver.study)[0]) == 1
+    assert len(driver.queue.undone()) == 1
 
 
 def test_a_proposal_that_has_ended_asks_for_no_further_seed(tmp_path):
@@ -398,7 +442,7 @@ def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible
     study = sweeping.finish()
     (trial,) = study.trials
     assert tried == [None, 2, 1] and trial.state == optuna.trial.TrialState.PRUNED
-    assert "killed by the kernel" in trial.user_attrs["infeasible"] and sweeping._result(study).unfinished == 1
+    assert "killed by the kernel" in trial.user_attrs["infeasible"] and sweeping._result(sweeping.queue).unfinished == 1
     assert not list(tmp_path.glob("work/*/failures.json"))
 
 
@@ -415,12 +459,13 @@ def test_a_proposal_that_did_not_fit_into_memory_is_run_once_that_is_forgotten(t
 
     definition = sweep(sampler="tpe", n_trials=1, space={"n_layers": [1, 2]})
     refusing = Sweep(definition, tmp_path, kind=Killed)
-    assert dict(trial_queue.refused(refusing.finish())) == {"out of memory": 1}
+    refusing.finish()
+    assert dict(refusing.queue.refused()) == {"out of memory": 1}
     assert Sweep(definition, tmp_path).finish().trials[0].user_attrs["infeasible"], "it stays refused"
     assert not run_ids(tmp_path)
 
     forget_failures(tmp_path, definition, 2)
     again = Sweep(definition, tmp_path)
-    study = again.finish()
-    assert len(run_ids(tmp_path)) == 1 and not trial_queue.refused(study)
-    assert again._missing(again.study) == ([], [])
+    again.finish()
+    assert len(run_ids(tmp_path)) == 1 and not again.queue.refused()
+    assert not again.queue.undone()
