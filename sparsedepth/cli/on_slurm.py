@@ -14,7 +14,7 @@ import typer
 from sparsedepth.cli import option, preflight
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cli.start_sweep import runtime_config
-from sparsedepth.cluster.array import TaskArray, check
+from sparsedepth.cluster.array import StuckTasks, TaskArray, check
 from sparsedepth.cluster.slurm import Request
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
@@ -23,7 +23,8 @@ from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 from sparsedepth.words.price import array_lines, price_line
-from sparsedepth.words.status import tasks_text
+from sparsedepth.words.status import stuck_text, tasks_text
+from sparsedepth.words.sweep import plan_notes
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
@@ -78,7 +79,7 @@ class ArrayPlan:
     partition: str
     limit: float
     """Seconds of a task."""
-    stuck: str | None
+    stuck: StuckTasks | None
     """What earlier tasks say of too short a limit."""
 
     @property
@@ -110,7 +111,7 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> ArrayPlan:
         price=price,
         partition=partition.name,
         limit=options.seconds or partition.default_seconds,
-        stuck=TaskArray(sweep=plan.definition.name, results=existing).stuck_tasks_text() if existing else None,
+        stuck=TaskArray(sweep=plan.definition.name, results=existing).stuck() if existing else None,
     )
 
 
@@ -121,7 +122,7 @@ def sweep_on_slurm(
     plan = Plan(definition)
     preflight.warn_of_unlikely_values(preflight.field_values(definition))
     planned = plan_array(plan, options, results)
-    print_header(definition, plan.notes())
+    print_header(definition, plan_notes(plan))
     print(f"cost: {price_line(planned.price)}", *array_lines(planned), sep="\n")
     array = TaskArray(sweep=definition.name, results=results, request=options)
     if dry_run:
@@ -195,8 +196,8 @@ def _print_result(definition: SweepDefinition, states: list[RunState], array: Ta
     if counts["complete"]:
         print_ranking(definition, array.results)
     if missing:
-        if warning := array.stuck_tasks_text():
-            print(warning, file=sys.stderr)
+        if stuck := array.stuck():
+            print(stuck_text(stuck), file=sys.stderr)
         print(
             f"no task is left and {missing} of {expected} runs are missing; see `sparsedepth status` and the logs in "
             f"{array.folder}/*.log, and run the same command again to resume",

@@ -11,6 +11,7 @@ from sparsedepth.cli.preflight import check_machine
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import duration, visible
 from sparsedepth.words.price import price_text, shortage_text, size
+from sparsedepth.words.sweep import plan_notes
 from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def priced_sweep(plan: "Plan", setup: "PricingSetup", results: Path | None = Non
 
 def print_price(plan: "Plan", priced: PricedSweep, format: str = "table", **more: Any) -> None:
     """The text, or the JSON with `more` of it."""
-    for note in plan.notes():
+    for note in plan_notes(plan):
         print(f"note: {visible(note)}", file=sys.stderr)
     print(json.dumps({**priced.as_json(), **more}, indent=1) if format == "json" else price_text(priced).rstrip())
 

@@ -23,6 +23,7 @@ from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
 from sparsedepth.words.plain_text import duration, visible
 from sparsedepth.words.status import running_text
+from sparsedepth.words.sweep import run_text
 
 
 class ProgressDisplay:
@@ -127,7 +128,7 @@ class ProgressDisplay:
         return value if isinstance(value, int | float) else None
 
     def _name(self, state: RunState) -> str:
-        return varied_fields(self.definition, state.config) if state.config else state.run_id
+        return run_text(varied_fields(self.definition, state.config)) if state.config else state.run_id
 
 
 def print_header(definition: SweepDefinition, notes: Iterable[str]) -> None:

@@ -17,9 +17,10 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted, visible
-from sparsedepth.words.status import status_lines, status_text, task_text
+from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
 
 if TYPE_CHECKING:
+    from sparsedepth.cluster.array import StartEnd, StuckTasks
     from sparsedepth.cluster.slurm import QueuedTask
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState, SweepSummary
@@ -35,9 +36,9 @@ class ArrayStatus:
     active: "list[QueuedTask]"
     problem: str
     """Why it did not answer."""
-    stuck: str | None
+    stuck: "StuckTasks | None"
     """Tasks that repeatedly reach their time limit without progress, and the fix."""
-    stopped: "list[tuple[RunState, str]]"
+    stopped: "list[tuple[RunState, StartEnd | None, QueuedTask | None]]"
     """Each stopped run, with why its last task ended."""
 
 
@@ -73,7 +74,7 @@ class SweepStatus:
             ],
             "best": summary.best._asdict() if summary.best else None,
             "node_hours": summary.node_hours,
-            "remarks": list(summary.remarks),
+            "remarks": remark_lines(summary),
         }
 
 
@@ -154,13 +155,14 @@ def _array_status(folder: Path, summary: "SweepSummary") -> ArrayStatus | None:
     except ValueError as error:
         problem = str(error)
     stopped = [state for state in summary.states if state.starts and state.state != "running"]
-    reasons = array.end_reasons([state.starts[-1] for state in stopped], tasks)
+    ends, queued = array.ended(), {task.task: task for task in tasks}
+    last = [(state, state.starts[-1]) for state in stopped]
     return ArrayStatus(
         name=array.name,
         active=[task for task in tasks if task.is_active],
         problem=problem,
-        stuck=array.stuck_tasks_text(),
-        stopped=[*zip(stopped, reasons, strict=True)],
+        stuck=array.stuck(),
+        stopped=[(state, ends.get((start.task, start.restarts)), queued.get(start.task)) for state, start in last],
     )
 
 

@@ -21,6 +21,8 @@ from sparsedepth.files import MARKER
 from sparsedepth.words.measure import notes_text, summary_text
 from sparsedepth.words.plain_text import visible
 from sparsedepth.words.price import price_line
+from sparsedepth.words.status import other_runs_text
+from sparsedepth.words.sweep import machine_text, plan_notes
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -129,8 +131,8 @@ def sweep(
         pricing.print_price(plan, pricing.priced_sweep(plan, setup, out if out.exists() else None))
         return
     at_least = " or more" if definition.tune else ""
-    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
-    print_header(definition, [where, *plan.notes()])
+    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine_text(machine)}"
+    print_header(definition, [where, *plan_notes(plan)])
     total = price(plan, setup)
     print(f"cost: {price_line(total)}")
     remaining = pricing.remaining_price(plan, setup, out)
@@ -143,7 +145,6 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     """Print how the sweep ended and the ranking. Raises Exit unless every run is complete."""
     from sparsedepth.cli.progress import print_failures, print_ranking
     from sparsedepth.sweep.results_folder import FAILED
-    from sparsedepth.sweep.status import other_runs_note
 
     n_complete = sum(state.state == "complete" for state in result.states)
     print_failures(result.states, out)
@@ -153,7 +154,8 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         complete = f"{n_complete} of {max(expected, len(result.states))} runs complete"  # tuning may have added some
         print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code)
-    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
+    others = {path.parent.name for path in out.glob(f"runs/*/{MARKER}")} - {state.run_id for state in result.states}
+    if note := other_runs_text(len(others)):
         print(note)
     if n_complete:
         print_ranking(definition, out)

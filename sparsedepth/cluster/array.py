@@ -9,17 +9,27 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, header, script_body, time_advice
-from sparsedepth.run.scratch import Allocation
-from sparsedepth.words.status import task_state_text
+from sparsedepth.cluster.slurm import (
+    FOLDER,
+    MAX_STARTS,
+    JobId,
+    JobName,
+    QueuedTask,
+    Request,
+    header,
+    least_minutes,
+    script_body,
+)
+from sparsedepth.words.status import time_advice
+from sparsedepth.words.sweep import probe_text
 
 START_SECONDS = 20
 """Assumed time from the start of a task to the first training step."""
@@ -50,6 +60,31 @@ class StartEnd(BaseModel):
     """false if it reached its time limit without writing a checkpoint"""
 
 
+class Probe(NamedTuple):
+    """A task that checked a node, and failed."""
+
+    node: str
+    state: str
+    code: str
+    has_ended: bool
+    limit: float
+    """seconds that it may take"""
+
+
+class StuckTasks(NamedTuple):
+    job: int
+    tasks: int
+    times: int
+    """of the task that was stuck most often, in a row"""
+    given_up: int
+    seconds: int
+    """that did not suffice"""
+
+    @property
+    def advised_minutes(self) -> int:
+        return least_minutes(2 * self.seconds)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskArray:
     sweep: str
@@ -57,9 +92,10 @@ class TaskArray:
     request: Request = field(default_factory=Request)
 
     @property
-    def name(self) -> str:
+    def name(self) -> JobName:
         """Job name: the sweep's, and a checksum of the folder's path."""
-        return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.sweep)[:40]}-{files.digest(str(self.results.resolve()))[:8]}"
+        named = re.sub(r"[^A-Za-z0-9._-]", "-", self.sweep)[:40]
+        return JobName(f"{named}-{files.digest(str(self.results.resolve()))[:8]}")
 
     @property
     def folder(self) -> Path:
@@ -96,7 +132,7 @@ class TaskArray:
     def queued(self) -> list[QueuedTask]:
         return slurm.queued(self.name)
 
-    def submit(self, tasks: int) -> str | None:
+    def submit(self, tasks: int) -> JobId | None:
         """Submit the array; returns the job id, or None if this folder's array is already queued or running. Raises
         ValueError, leaving nothing in the queue, if Slurm refuses the script or the probe task fails."""
         self.folder.mkdir(exist_ok=True)
@@ -117,7 +153,7 @@ class TaskArray:
                     slurm.call("scancel", probe)
                 raise
 
-    def _probe(self) -> str | None:
+    def _probe(self) -> JobId | None:
         """Submit a task that checks that a node has the folder and this Python. Returns its job id if it has not
         started in time. Raises ValueError if a check fails."""
         token = self.folder.resolve() / f"probe-{uuid.uuid4().hex}"
@@ -136,27 +172,15 @@ class TaskArray:
                 slurm.call("scancel", "--quiet", job)
             if is_hung or state in slurm.ENDED - {"COMPLETED"} or (is_late and state == "COMPLETED"):
                 token.unlink()
-                raise ValueError(f"{self._probe_error(facts)}. Nothing was submitted")
+                code, has_ended = facts.get("ExitCode", "").partition(":")[0], state in slurm.ENDED
+                probe = Probe(facts.get("NodeList", "a node"), str(state), code, has_ended, PROBE_LIMIT_SECONDS)
+                raise ValueError(f"{probe_text(probe, self.results, sys.executable)}. Nothing was submitted")
             if is_late and not has_started:  # pending, or unknown to the controller
                 return job
             time.sleep(0.2)
         answer.unlink()
         token.unlink()
         return None
-
-    def _probe_error(self, facts: dict[str, str]) -> str:
-        node, state = facts.get("NodeList", "a node"), facts["JobState"]
-        code = facts.get("ExitCode", "").partition(":")[0]
-        if state == "COMPLETED":
-            return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
-        if state not in slurm.ENDED:
-            reads = f"check that {node} can read {self.results} and start {sys.executable}"
-            return f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; {reads}"
-        texts = {
-            "3": f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes",
-            "4": f"{node} cannot run {sys.executable} with sparsedepth; install it on storage that nodes share",
-        }
-        return texts.get(code, f"the probe task on {node} ended {state.lower()} (exit code {code})")
 
     def ended(self) -> dict[tuple[str, int], StartEnd]:
         """How starts of tasks ended, by task and number of restarts; a start that was killed is missing."""
@@ -170,8 +194,8 @@ class TaskArray:
                 ends[path.stem, end.restarts] = end
         return ends
 
-    def stuck_tasks_text(self) -> str | None:
-        """Which tasks of the last array repeatedly reach their time limit without progress, and the fix."""
+    def stuck(self) -> "StuckTasks | None":
+        """Tasks of the last array that repeatedly reach their time limit without progress."""
         counts: dict[str, int] = {}
         seconds = 0
         ends = self.ended()
@@ -181,23 +205,8 @@ class TaskArray:
                 counts[task] = 0 if end.progress else counts.get(task, 0) + 1
                 seconds = seconds if end.progress else max(seconds, end.seconds)
         stuck = [count for count in counts.values() if count > 1]
-        if not stuck:
-            return None
-        told = f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck)} times in a row"
-        given_up = f"{sum(count >= MAX_STARTS for count in stuck)} of them gave up"
-        reason = f"{seconds} s is too short to start and write a checkpoint"
-        return f"{told} without progress, and {given_up}: {reason}; {time_advice(2 * seconds)}"
-
-    def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
-        """Why each start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
-        ends, tasks = self.ended(), {task.task: task for task in queued}
-        for start in starts:
-            end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
-            if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
-                yield task_state_text(task)
-            else:
-                reason = end.reason if end else "killed, or its node failed"
-                yield reason + (f"; now {task_state_text(task)}" if task and task.is_active else "")
+        given_up = sum(count >= MAX_STARTS for count in stuck)
+        return StuckTasks(last_job, len(stuck), max(stuck), given_up, seconds) if stuck else None
 
     def cancel_pending(self) -> None:
         if pending := [task.task for task in self.queued() if task.state == "PENDING"]:
@@ -237,7 +246,7 @@ def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
         told = f"{source} leaves a task {available:.0f} s before Slurm warns it, too short"
         work = f"start (about {START_SECONDS} s) and write a checkpoint (checkpoint_seconds={saving:g})"
-        raise ValueError(f"{told} to {work}; {time_advice(needed + 1)}")
+        raise ValueError(f"{told} to {work}; {time_advice(least_minutes(needed + 1))}")
     max_tasks = slurm.max_tasks()
     if not 1 <= tasks < max_tasks:
         raise ValueError(f"--array {tasks} must be between 1 and {max_tasks - 1}, the limit of this Slurm")

@@ -22,9 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.words.status import time_advice
+
+JobId = NewType("JobId", str)
+JobName = NewType("JobName", str)
 
 WARNING_SECONDS = 120
 """How long before its time limit a task is warned; at most a quarter of the limit."""
@@ -140,10 +144,9 @@ def parse_time(text: str) -> int:
     return int(days or 0) * 86400 + sum(number * unit for number, unit in zip(numbers, units, strict=False))
 
 
-def time_advice(seconds: float) -> str:
-    """'give --time at least 10': the minutes that leave a task this many seconds before Slurm warns it."""
-    minutes = math.ceil(min(seconds / 0.75, seconds + WARNING_SECONDS) / 60)
-    return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
+def least_minutes(seconds: float) -> int:
+    """The least --time that leaves a task this many seconds before Slurm warns it."""
+    return math.ceil(min(seconds / 0.75, seconds + WARNING_SECONDS) / 60)
 
 
 def script_body(results: Path, request: Request, command: str) -> str:
@@ -158,7 +161,7 @@ def script_body(results: Path, request: Request, command: str) -> str:
         "starts": MAX_STARTS,
         "others": MAX_STARTS - 1,
         "available": "" if available is None else available,
-        "advice": "give a longer --time" if available is None else time_advice(2 * available),
+        "advice": "give a longer --time" if available is None else time_advice(least_minutes(2 * available)),
     }
     text = (files("sparsedepth.cluster") / "task.sh").read_text(encoding="utf-8")
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
@@ -238,9 +241,9 @@ def max_tasks() -> int:
     return int(match[1]) if match else 1000
 
 
-def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> str:
-    """Submit a script; returns the job id. Raises ValueError if Slurm refuses it."""
-    return call("sbatch", "--parsable", *options, script=script, environment=environment).strip().split(";")[0]
+def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> JobId:
+    """Submit a script. Raises ValueError if Slurm refuses it."""
+    return JobId(call("sbatch", "--parsable", *options, script=script, environment=environment).strip().split(";")[0])
 
 
 def queued(name: str) -> list[QueuedTask]:

@@ -20,10 +20,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, grid_points
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.words.plain_text import counted
-
-MOST_LISTED = 7
-"""Cells whose solved sizes are listed; the table of `plan` shows all."""
+from sparsedepth.words.sweep import mismatch_fix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +85,7 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
         spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
         ratio = spent / target
         if abs(ratio - 1) > tolerance:
-            fix = "change the cells or 'matched'" if exact else _fix(definition, ratio, free)
+            fix = "change the cells or 'matched'" if exact else mismatch_fix(definition, ratio, free)
             raise _mismatch(definition, f"{cell} has {spent:,} and {first_cell} has {target:,}; {fix}")
         own = Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds)
         matches += [*_branches(definition, own, reference, first_cell, tolerance), own]
@@ -121,29 +118,6 @@ def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, targ
         middle = (low + high) // 2
         low, high = (middle, high) if amount_at(middle * step) < target else (low, middle)
     return step * min((low, high), key=lambda k: abs(amount_at(k * step) - target))
-
-
-def _fix(definition: SweepDefinition, ratio: float, free: str | None) -> str:
-    """What helps against a mismatch above the tolerance."""
-    if free is None:
-        example = "train_tokens" if definition.matched == "flops" else "d_ff"
-        return f"name a size to solve for: 'free: {example}', or change the cells"
-    off = f"{ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}"
-    return f"that is {off}, at the best {free}; choose another 'free', a larger model, or a larger 'tolerance'"
-
-
-def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
-    """A line for each cell whose size was solved for, up to MOST_LISTED, with the remaining mismatch."""
-    solved = [one for one in matches if one.free]
-    if not solved:
-        return []
-    worst = max((one.ratio - 1 for one in matches), key=abs)
-    head = f"matched in {definition.matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"
-    lines = [head + "; the table has them" * (len(solved) > MOST_LISTED)]
-    for one in solved if len(solved) <= MOST_LISTED else ():
-        fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
-        lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
-    return lines
 
 
 def _branches(

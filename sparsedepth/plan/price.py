@@ -129,34 +129,21 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", do
     ValueError if the setup's parallelism does not support one."""
     for config in runs:
         check_parallel(config, setup.place.parallel)
-    ids = [shape_id(config) for config in runs]
-    examples = dict(zip(reversed(ids), reversed(runs), strict=True))
-    shapes = {key: estimate.shape(examples[key]) for key in dict.fromkeys(ids)}
-    first, *others = shapes.values()
-    differing = [name for name in first if any(other[name] != first[name] for other in others)]
-    shared: dict[str, list[int]] = {}
-    is_wide = len({(run.trunk_key, run.seed) for run in runs}) < setup.workers  # then branches start together
-    for key, steps in zip(ids, shared_steps(runs, done if is_wide else [*runs, *done]), strict=True):
-        shared.setdefault(key, []).append(steps)
-    kinds = [
-        _kind(key, examples[key], shared[key], {name: fields[name] for name in differing}, setup)
-        for key, fields in shapes.items()
-    ]
-    seconds_by_id = {kind.shape_id: kind.seconds for kind in kinds}
-    times = [seconds_by_id[key] for key in ids]
+    by_shape = _kinds(runs, setup, done)
+    kinds, times = [*by_shape.values()], [by_shape[shape_id(config)].seconds for config in runs]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.high for time in times], setup.workers)
-    data_bytes, checkpoints = _data_bytes(runs), 3 * 12 * max(kind.params_total for kind in kinds)
-    checkpoints *= min(setup.workers, len(runs))
+    data_bytes = _data_bytes(runs)
+    checkpoints = 3 * 12 * max(kind.params_total for kind in kinds) * min(setup.workers, len(runs))
     rows = [config.model_dump() for config in runs]
     varied = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     return Price(
         kinds=kinds,
-        alike=tuple(name for name in varied if name not in differing),
+        alike=tuple(name for name in varied if name not in kinds[0].varied),
         setup=setup,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
-        busy_seconds=sum(time.value for time in times),
+        busy_seconds=sum(kind.runs * kind.seconds.value for kind in kinds),
         data_bytes=data_bytes,
         runs=len(runs),
         tokens=sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in kinds),
@@ -165,6 +152,23 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", do
         disk_bytes=sum(kind.runs * kind.disk_bytes for kind in kinds) + checkpoints + (data_bytes or 0),
         is_calibrated=all(kind.seconds.calibrated for kind in kinds),
     )
+
+
+def _kinds(runs: Sequence[RunConfig], setup: PricingSetup, done: Sequence[RunConfig]) -> dict[str, ShapePrice]:
+    """The runs by the id of their shape, in the order of their first."""
+    is_wide = len({(run.trunk_key, run.seed) for run in runs}) < setup.workers  # then branches start together
+    examples, shared = dict[str, RunConfig](), defaultdict[str, list[int]](list)
+    for config, steps in zip(runs, shared_steps(runs, done if is_wide else [*runs, *done]), strict=True):
+        key = shape_id(config)
+        examples.setdefault(key, config)
+        shared[key].append(steps)
+    shapes = {key: estimate.shape(example) for key, example in examples.items()}
+    first, *others = shapes.values()
+    differing = [name for name in first if any(other[name] != first[name] for other in others)]
+    return {
+        key: _kind(key, examples[key], shared[key], {name: fields[name] for name in differing}, setup)
+        for key, fields in shapes.items()
+    }
 
 
 def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:

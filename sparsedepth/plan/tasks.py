@@ -26,8 +26,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.plan.budgets import Match, match, summary
+from sparsedepth.plan.budgets import Match, match
 from sparsedepth.store.tuning_roles import GridPoint, tune
+from sparsedepth.words.sweep import excess_text
 
 PRICED_PROPOSALS = 64
 """Most sample points by which an adaptive sampler's proposals are priced."""
@@ -111,7 +112,7 @@ class Plan:
             cell, config = cell_match.cell, cell_match.config
             _check_run(definition, config)
             self._built[digest(cell)] = config
-            if reason := broken_constraints(definition, config):
+            if reason := excess_text(constraint_excess(definition, config), definition.constraints):
                 self.infeasible.append((cell, reason))
             else:
                 self.matches.append(cell_match)
@@ -186,7 +187,7 @@ class Plan:
                 if all(value in definition.tune[name] for name, value in point.items()):
                     raise
                 return False
-            return not broken_constraints(definition, config)
+            return is_allowed(definition, config)
 
         def loss_at(point: GridPoint) -> float | None:
             if not can_be_built(point):
@@ -197,26 +198,10 @@ class Plan:
         points, best, is_final = tune(definition.tune, loss_at, definition.tune_extensions)
         return [*filter(can_be_built, points)], best, is_final
 
-    def notes(self) -> list[str]:
-        """Notes to print before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
-        definition, drawn = self.definition, len(self.matches) + len(self.infeasible)
-        notes = summary(definition, self.matches)
-        notes += [f"skipped: {cell}: {reason}" for cell, reason in self.infeasible]
-        if definition.sampler == "grid":
-            notes += definition.idle_conditions()
-        elif not definition.adaptive and drawn < (definition.n_trials or 0):
-            notes.append(f"n_trials={definition.n_trials} gives {drawn} cells; the others are repeats or excluded")
-        elif definition.adaptive and (definition.n_trials or 0) <= (first := random_proposals(definition)):
-            notes.append(
-                f"sampler={definition.sampler} draws its first {first} proposals at random, so that n_trials="
-                f"{definition.n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
-            )
-        return notes + [
-            f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
-            f"its absolute form is affine_loss_added (nat/token)"
-            for name in definition.objectives
-            if quantities.rankable(name).is_relative
-        ]
+    @property
+    def n_random(self) -> int:
+        """How many proposals an adaptive sampler draws before it learns from results."""
+        return random_proposals(self.definition)
 
     def run_of(self, task: Task) -> PlannedRun | None:
         """The run of a task; None for a proposal, whose cell is unknown."""
@@ -230,7 +215,7 @@ class Plan:
         return len(self.expected_runs())
 
     @property
-    def bound(self) -> str:
+    def bound(self) -> Literal["", "at least", "at most"]:
         """Whether the expected runs are 'at least' or 'at most' those that will run; '' if exactly."""
         if self.definition.tune:
             return "at least"
@@ -265,7 +250,7 @@ class Plan:
         for cell in cells:
             with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
                 config = definition.run_config(cell, definition.seeds[0])
-                feasible += [config] * (not broken_constraints(definition, config))
+                feasible += [config] * is_allowed(definition, config)
         if not feasible:
             message = "'exclude' and 'constraints' leave no point of the space; relax one of them"
             raise ValueError(f"sweep {definition.name!r}: {message}")
@@ -302,10 +287,9 @@ def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
         check_size(config.tokenizer, size, config.vocab_size)
 
 
-def broken_constraints(definition: SweepDefinition, config: RunConfig) -> str:
-    """The constraints that a run breaks, as text; '' if none."""
-    excess = {name: value for name, value in constraint_excess(definition, config).items() if value > 0}
-    return ", ".join(f"{name} is {value:.1%} above {definition.constraints[name]:g}" for name, value in excess.items())
+def is_allowed(definition: SweepDefinition, config: RunConfig) -> bool:
+    """Whether a run breaks no constraint."""
+    return max(constraint_excess(definition, config).values(), default=0.0) <= 0
 
 
 def constraint_excess(definition: SweepDefinition, config: RunConfig) -> dict[Any, float]:

@@ -34,7 +34,8 @@ from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.sweep.status import SweepSummary, sweep_summary, varied_fields
 from sparsedepth.words.plain_text import counted, duration, visible
-from sparsedepth.words.status import best_text, counts_text, running_text
+from sparsedepth.words.status import best_text, counts_text, remark_lines, running_text
+from sparsedepth.words.sweep import run_text
 
 LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
@@ -259,7 +260,7 @@ def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
     lines, definition = [], summary.definition
     for state in summary.states:
         if state.state == "running":
-            name = varied_fields(definition, state.config) if definition and state.config else state.run_id
+            name = run_text(varied_fields(definition, state.config)) if definition and state.config else state.run_id
             lines.append(f"running: {running_text(state, name)}")
     for (state, cause), n in summary.ended.most_common():
         lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
@@ -269,5 +270,5 @@ def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
         "share": summary.share,
         "percent": f"{math.floor(100 * summary.share)}%",
         "counts": counts_text(summary) if summary.states else "no runs yet",
-        "lines": [visible(line) for line in (*lines, *summary.remarks)],
+        "lines": [visible(line) for line in (*lines, *remark_lines(summary))],
     }

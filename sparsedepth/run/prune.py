@@ -43,8 +43,10 @@ class Pruner:
             if not losses or step - 1 >= share * n_steps:
                 continue  # resumed after this share: it was checked before, or has no rows
             loss, others = math.fsum(losses) / len(losses), self._finished_losses(share)
-            if reason := prune_reason(self.rule, share, loss, others, self.config.n_layers):
-                raise PrunedRun(step, reason)
+            if loss > (level := level_reached(self.rule, others)):
+                told = f"pruned at {share:.0%}: {self.rule.by} {loss:.4g} is above {level:.4g}, the level reached by"
+                best = f"the best {self.rule.keep:.0%} of {len(others)} finished runs"
+                raise PrunedRun(step, f"{told} {best} with n_layers={self.config.n_layers}")
 
     def _finished_losses(self, share: float) -> list[float]:
         """The same mean for each finished run; math.inf if it diverged."""
@@ -67,12 +69,8 @@ class Pruner:
         return [loss for loss in losses if loss is not None]
 
 
-def prune_reason(rule: Prune, share: float, loss: float, others: list[float], n_layers: int) -> str:
-    """Why to prune a run with this loss at this share; '' to continue it."""
+def level_reached(rule: Prune, others: list[float]) -> float:
+    """The loss that a run must not exceed; infinite as long as too few have finished."""
     if len(others) < rule.min_runs:
-        return ""
-    threshold = sorted(others)[math.ceil(rule.keep * len(others)) - 1]
-    if loss <= threshold:
-        return ""
-    best = f"the best {rule.keep:.0%} of {len(others)} finished runs with n_layers={n_layers}"
-    return f"pruned at {share:.0%}: {rule.by} {loss:.4g} is above {threshold:.4g}, the level reached by {best}"
+        return math.inf
+    return sorted(others)[math.ceil(rule.keep * len(others)) - 1]

@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,6 +31,8 @@ from sparsedepth.train.checkpoint_files import remove_checkpoints
 from sparsedepth.words.plain_text import last_line, visible
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
+
+SILENT_SECONDS = 120.0
 
 STACKED = "trains in one process with other runs, log: "
 
@@ -46,6 +49,11 @@ class Progress:
     """estimated seconds to the end of the run"""
     elapsed: float = 0.0
     """seconds since the run's process started"""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there was no output for minutes: its machine may be down."""
+        return time.time() - self.at > SILENT_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +96,19 @@ def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Al
     if "SLURM_JOB_ID" not in environment:
         return None
 
-    def fact(name: str) -> str:
-        return environment.get(f"SLURM_{name}", "")
+    facts = defaultdict(str, {name.removeprefix("SLURM_"): value for name, value in environment.items()})
 
     def count(name: str, default: int) -> int:
-        return int(fact(name)) if fact(name).isdigit() else default
+        return int(facts[name]) if facts[name].isdigit() else default
 
-    array, number, nodes = fact("ARRAY_JOB_ID"), fact("ARRAY_TASK_ID"), count("JOB_NUM_NODES", 1)
+    array, number, nodes = facts["ARRAY_JOB_ID"], facts["ARRAY_TASK_ID"], count("JOB_NUM_NODES", 1)
     return Allocation(
-        task=f"{array}_{number}" if array and number else fact("JOB_ID"),
-        node=environment.get("SLURMD_NODENAME", ""),
-        partition=fact("JOB_PARTITION"),
+        task=f"{array}_{number}" if array and number else facts["JOB_ID"],
+        node=facts["SLURMD_NODENAME"],
+        partition=facts["JOB_PARTITION"],
         nodes=nodes,
         cpus=count("CPUS_ON_NODE", 1),
-        gpus=count("GPUS_ON_NODE", len(list(filter(None, fact("JOB_GPUS").split(","))))) * nodes,
+        gpus=count("GPUS_ON_NODE", len(list(filter(None, facts["JOB_GPUS"].split(","))))) * nodes,
         restarts=count("RESTART_COUNT", 0),
         runs=runs,
     )
@@ -132,18 +139,25 @@ def trunk_folder(results: Path, config: RunConfig) -> Path | None:
     return results / "work" / f"trunk-{config.trunk_key}"
 
 
+class Recorded(NamedTuple):
+    failures: tuple[str, ...]
+    """why each failed attempt failed"""
+    pruned: str | None
+    """why the run was pruned"""
+    infeasible: str | None
+    """why it does not fit into memory: in training with one sequence per forward pass, or in measuring"""
+    micro_batch: int | None
+    """sequences per forward pass to try next, after memory ran out"""
+
+
 class Scratch:
     def __init__(self, results: Path, run_id: str):
         self.results, self.run_id = results, run_id
         self.folder = results / "work" / run_id
         self.lock, self.checkpoints, self.log = (self.folder / name for name in ("lock", "checkpoints", "log.txt"))
 
-    def last_log_line(self) -> str:
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            text = ""
-        return last_line(text, "no output")
+    def read_log(self) -> bytes:
+        return self.log.read_bytes() if self.log.is_file() else b""
 
     def note_leader(self, leader: "Scratch") -> None:
         """Write into the log that the run trains in the process of `leader`, and logs there."""
@@ -152,7 +166,9 @@ class Scratch:
 
     def leader(self) -> "Scratch | None":
         """The first run of this run's stack, which has the log; None if the run has its own."""
-        named = re.fullmatch(rf"{STACKED}\.\./({RUN_ID})/log\.txt", self.last_log_line())
+        named = re.fullmatch(
+            rf"{STACKED}\.\./({RUN_ID})/log\.txt", last_line(self.read_log().decode(errors="replace"), "")
+        )
         return Scratch(self.results, named[1]) if named else None
 
     def write_progress(
@@ -171,21 +187,23 @@ class Scratch:
             return None
         return replace(progress, phase=visible(progress.phase))
 
-    def failures(self) -> list[str]:
-        content = self._read("failures.json")
-        return [visible(str(reason)) for reason in content] if isinstance(content, list) else []
+    def recorded(self) -> Recorded:
+        """What processes of the run have recorded, apart from its result; nothing where a file is damaged."""
+        failures, memory = self._read("failures.json"), self._read_object("memory.json")
+        pruned, size, shortage = self._read_object("pruned.json"), memory.get("micro_batch"), memory.get("infeasible")
+        return Recorded(
+            tuple(visible(str(reason)) for reason in failures) if isinstance(failures, list) else (),
+            visible(str(pruned.get("reason"))) if isinstance(pruned.get("step"), int) else None,
+            visible(str(shortage)) if shortage else None,
+            size if isinstance(size, int) and size > 0 else None,
+        )
 
     def add_failure(self, reason: str) -> None:
-        files.write_json(self.folder / "failures.json", [*self.failures(), reason])
+        files.write_json(self.folder / "failures.json", [*self.recorded().failures, reason])
 
     def prune(self, step: int, reason: str) -> None:
         """Record that the run was ended early, because finished runs were better at that step; it has no result."""
         files.write_json(self.folder / "pruned.json", {"step": step, "reason": reason})
-
-    def pruned(self) -> str | None:
-        """Why the run was pruned; None if it was not."""
-        content = self._read_object("pruned.json")
-        return visible(str(content.get("reason"))) if isinstance(content.get("step"), int) else None
 
     def refuse_links(self) -> None:
         """Raises ValueError if a folder that the run writes to is a link."""
@@ -203,16 +221,6 @@ class Scratch:
         """Also clears what did not fit into memory, since more may be free now."""
         for name in ("failures.json", "memory.json"):
             (self.folder / name).unlink(missing_ok=True)
-
-    def micro_batch(self) -> int | None:
-        """Sequences per forward pass to try next, after memory ran out; None if it did not."""
-        size = self._read_object("memory.json").get("micro_batch")
-        return size if isinstance(size, int) and size > 0 else None
-
-    def infeasible(self) -> str | None:
-        """Why the run does not fit into memory: in training with one sequence per forward pass, or in measuring."""
-        shortage = self._read_object("memory.json").get("infeasible")
-        return visible(str(shortage)) if shortage else None
 
     def halve_micro_batch(self, tried: int, reason: str) -> bool:
         """Record that `tried` sequences per forward pass did not fit: try half next. False if one did not fit."""

@@ -97,7 +97,7 @@ class RunJob:
         retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
         n_compiler_errors = 0
         while True:
-            sizes = filter(None, (self.scratch.micro_batch(), runtime.micro_batch))
+            sizes = filter(None, (self.scratch.recorded().micro_batch, runtime.micro_batch))
             runtime = replace(runtime, micro_batch=min(sizes, default=None))
             if runtime.compile:
                 use_cache(self.scratch.results)
@@ -166,12 +166,9 @@ class RunJob:
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
-        watch, before = Stopwatch(self.options.clock), anonymous_bytes()
+        watch, before, start = Stopwatch(self.options.clock), anonymous_bytes(), self.options.start
         self.options.report("reading the text", 0.0, None)
-        start, weights = self.options.start, self.config.start_weights
-        if weights != (start and start.loaded.weights_hash):
-            fix = "use `train RUN.yaml --from MODEL`, which sets start_weights, or remove start_weights"
-            raise ValueError(f"start_weights={weights} does not match the initial model; {fix}")
+        self._check_start_weights()
         source = checked_source(self.config, self.scratch.results, start.learned if start else None)
         check_same_precision(self.config, runtime, self.scratch.results)
         model = Decoder(self.config, self.config.seed)
@@ -190,26 +187,38 @@ class RunJob:
         model.to(measuring_device(runtime.device))  # with fsdp a copy was trained
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
-        without_experts = {} if self.config.n_experts else {"experts": None}
-        reasons = dict(runtime.kernel_reasons)
-        if runtime.cuda_graph and not trained.captured_steps:
-            reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"
         manifest = {
             **manifest_facts(self.scratch.allocations()),
             **watch.facts(),
             "training_seconds": training_seconds,
             **device_facts(replace(runtime, cuda_graph=trained.captured_steps > 0), before),
-            **provenance(self.config.run_id, source.data_hash),
-            "processes": self.devices.size,
-            "kernels": {**runtime.kernels, **without_experts, "reasons": reasons},
-            **({"start": start.facts} if start else {}),
-            "data": source.facts,
+            **self._facts(source, runtime, trained),
         }
         if self.options.stacked_with:  # the peak is that of the whole stack
             manifest |= {"stacked_with": [*self.options.stacked_with], "peak_memory_bytes": None}
         aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(aside, self.config, model, trained, measured, manifest)
         publish(aside, run_record.run_folder(self.scratch.results, self.config.run_id), self.lease)
+
+    def _check_start_weights(self) -> None:
+        start, weights = self.options.start, self.config.start_weights
+        if weights != (start and start.loaded.weights_hash):
+            fix = "use `train RUN.yaml --from MODEL`, which sets start_weights, or remove start_weights"
+            raise ValueError(f"start_weights={weights} does not match the initial model; {fix}")
+
+    def _facts(self, source: Source, runtime: Runtime, trained: TrainingResult) -> dict[str, Any]:
+        """Provenance, kernels and data of the manifest."""
+        start, without_experts = self.options.start, {} if self.config.n_experts else {"experts": None}
+        reasons = dict(runtime.kernel_reasons)
+        if runtime.cuda_graph and not trained.captured_steps:
+            reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"
+        return {
+            **provenance(self.config.run_id, source.data_hash),
+            "processes": self.devices.size,
+            "kernels": {**runtime.kernels, **without_experts, "reasons": reasons},
+            **({"start": start.facts} if start else {}),
+            "data": source.facts,
+        }
 
     def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Work[TrainingResult]:
         config = self.config

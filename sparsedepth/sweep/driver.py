@@ -34,6 +34,7 @@ from sparsedepth.sweep.status import RunState, forget_failures, scan
 from sparsedepth.sweep.trial_queue import Queue
 from sparsedepth.sweep.worker import Worker
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.sweep import storage_text
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
 """Failed runs in a row, and mean deaths of a worker's forkserver, without a completed run, that stop the sweep."""
@@ -104,7 +105,8 @@ class Driver:
         the sweep; with `leaves_when_idle` (a cluster's job, which may be the first process) it is created instead."""
         with storage.with_error_messages(self.storage_url, self.results):
             if not self.leaves_when_idle and not storage.has_study(self.definition, self.storage_url, self.results):
-                name = storage.display_name(self.storage_url, self.results)
+                address = storage.database_url(self.storage_url) if self.storage_url else None
+                name = storage_text(address, self.results / storage.JOURNAL)
                 fix = "give the same --storage as `sparsedepth sweep`, or start that first"
                 raise ValueError(f"{name} has no study of the sweep in {self.results}; {fix}")
         return self.run_queue()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.scratch import allocation
 from sparsedepth.train.runtime import find_device
-from sparsedepth.words.plain_text import counted
 
 STACK_ON_CPU, STACKED_VALUES = 4, 2**16
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
@@ -50,14 +50,6 @@ class Machine:
         is_small = config.batch_tokens * config.d_model <= STACKED_VALUES
         return STACK_ON_CPU if is_small and not self.runtime.compiles(config.n_steps, False) else 1
 
-    @property
-    def described(self) -> str:
-        """'cpu with 2 threads each'."""
-        device = "cpu" if not self.gpus else f"GPU {', '.join('+'.join(group) for group in self.gpus)}"
-        processes = self.processes_per_run * self.nodes
-        threads = counted(self.runtime.threads or 1, "thread")
-        return f"{device} with {threads} each" + f" and {processes} processes per run" * (processes > 1)
-
 
 def machine(
     workers: int | None,
@@ -70,14 +62,10 @@ def machine(
     """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group, or per
     OMP_NUM_THREADS cores (with which a user asks for fewer workers of more threads); one for Apple's GPU and for
     several nodes. Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has."""
-    visible = _visible_gpus(runtime.device, gpus)
-    if 0 < len(visible) < gpus_per_run:
-        raise ValueError(f"--gpus-per-run {gpus_per_run} needs at least {gpus_per_run} GPUs, not {len(visible)}")
-    starts = range(0, len(visible) - gpus_per_run + 1, gpus_per_run)
-    groups = [visible[start : start + gpus_per_run] for start in starts]
+    groups = _gpu_groups(runtime.device, gpus, gpus_per_run)
+    device = "cuda" if groups else str(find_device(runtime.device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    task = allocation()
-    if task:
+    if task := allocation():
         cores = min(cores, task.cpus)  # not every Slurm binds a task to its cores
     if nodes > 1 and (workers or 1) > 1:
         raise ValueError(f"--workers {workers} with --nodes {nodes}: a run on several nodes needs --workers 1")
@@ -85,22 +73,20 @@ def machine(
         raise ValueError(f"--nodes {nodes} needs a Slurm task with {nodes} nodes; use `sparsedepth sweep --on slurm`")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers} must be at least 1")
-    device = "cuda" if groups else str(find_device(runtime.device))
     if nodes > 1:
-        workers = 1
+        n_workers = 1
     elif groups:
-        workers = (workers or 1) * len(groups)
+        n_workers = (workers or 1) * len(groups)
     else:
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        per_run = gpus_per_run * (runtime.threads or (max(1, int(asked)) if asked.isdecimal() else 1))
-        workers = workers or (1 if device == "mps" else max(1, cores // per_run))
-    own_threads = max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run)))  # follows OMP_NUM_THREADS
-    changes = {"threads": runtime.threads or own_threads, "device": device}
+        n_workers = workers or (1 if device == "mps" else max(1, cores // (gpus_per_run * _threads_asked(runtime))))
+    own_threads = max(1, min(torch.get_num_threads(), cores // (n_workers * gpus_per_run)))  # follows OMP_NUM_THREADS
+    changes: dict[str, Any] = {"threads": runtime.threads or own_threads, "device": device}
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"
+    runtime = runtime.model_copy(update=changes)
     return Machine(
-        workers=workers,
-        runtime=runtime.model_copy(update=changes),
+        workers=n_workers,
+        runtime=runtime,
         gpus=groups,
         processes_per_run=gpus_per_run,
         nodes=nodes,
@@ -108,8 +94,14 @@ def machine(
     )
 
 
-def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
-    """The GPUs to use, as entries of CUDA_VISIBLE_DEVICES."""
+def _threads_asked(runtime: RuntimeConfig) -> int:
+    """Threads of a run on a CPU, by default as many as OMP_NUM_THREADS says."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return runtime.threads or (max(1, int(asked)) if asked.isdecimal() else 1)
+
+
+def _gpu_groups(device: str, gpus: list[int] | None, gpus_per_run: int) -> list[list[str]]:
+    """The GPUs to use, as entries of CUDA_VISIBLE_DEVICES, in groups of `gpus_per_run`."""
     if device == "cpu" and gpus is not None:
         raise ValueError("--gpus names GPUs, and --device cpu uses none; leave one of them out")
     if device == "cpu" or (device == "auto" and gpus is None and not torch.cuda.is_available()):
@@ -121,9 +113,13 @@ def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
     if missing := [index for index in gpus if index >= count]:
         fix = "choose others with --gpus" if count else "leave out --gpus"
         raise ValueError(f"GPU {missing[0]} does not exist: there are {count} CUDA devices; {fix}")
+    if 0 < len(gpus) < gpus_per_run:
+        raise ValueError(f"--gpus-per-run {gpus_per_run} needs at least {gpus_per_run} GPUs, not {len(gpus)}")
     # There may be more names than devices: CUDA sees one MIG instance per process, and stops at an unknown name.
     names = dict(enumerate(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
-    return [names.get(index, str(index)).strip() for index in gpus]
+    visible = [names.get(index, str(index)).strip() for index in gpus]
+    starts = range(0, len(visible) - gpus_per_run + 1, gpus_per_run)
+    return [visible[start : start + gpus_per_run] for start in starts]
 
 
 @functools.cache

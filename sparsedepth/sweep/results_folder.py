@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.store.checksums import RUN_ID
-from sparsedepth.store.packs import WORK, is_pack, is_whole, open_pack, read_summary, refuse_pack
+from sparsedepth.store.packs import is_pack, is_whole, open_pack, read_summary, refuse_pack
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 
@@ -165,12 +165,12 @@ def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: in
     attempts = max_attempts or read_attempts(results)
 
     def end_of(scratch: Scratch) -> RunEnd | None:
-        if prunes and (reason := scratch.pruned()):
-            return RunEnd("pruned", reason)
-        if shortage := scratch.infeasible():
-            return RunEnd("infeasible", shortage)
-        failures = scratch.failures()
-        return RunEnd("failed", failures[-1]) if len(failures) >= attempts else None
+        recorded = scratch.recorded()
+        if prunes and recorded.pruned:
+            return RunEnd("pruned", recorded.pruned)
+        if recorded.infeasible:
+            return RunEnd("infeasible", recorded.infeasible)
+        return RunEnd("failed", recorded.failures[-1]) if len(recorded.failures) >= attempts else None
 
     return end_of
 
@@ -185,24 +185,16 @@ def read_attempts(results: Path) -> int:
     return attempts if isinstance(attempts, int) and attempts > 0 else 1
 
 
-def begun_runs(results: Path) -> set[str]:
-    """The run_ids of the folder or pack that have a scratch folder, which is kept when the run is complete."""
+def run_ids(results: Path, kind: Literal["runs", "work"]) -> set[str]:
+    """The runs of the folder or pack that have a record, which may be damaged, or a scratch folder, which complete runs
+    have, too."""
+    names: Collection[str]
     if is_pack(results):
-        return {place.partition("/")[2] for place in open_pack(results).places(WORK)}
-    try:
-        return {name for name in os.listdir(results / "work") if re.fullmatch(RUN_ID, name)}
-    except OSError:
-        return set()
-
-
-def published_runs(results: Path) -> set[str]:
-    """The run_ids of the folder or pack that have a record; whether it is whole is not checked."""
-    if is_pack(results):
-        return {*open_pack(results).run_ids}
-    try:
-        return {name for name in os.listdir(results / "runs") if re.fullmatch(RUN_ID, name)}
-    except OSError:
-        return set()
+        pack = open_pack(results)
+        names = pack.run_ids if kind == "runs" else [place.partition("/")[2] for place in pack.places(kind)]
+    else:
+        names = os.listdir(results / kind) if (results / kind).is_dir() else []
+    return {name for name in names if re.fullmatch(RUN_ID, name)}
 
 
 class ResultsIndex:

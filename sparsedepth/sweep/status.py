@@ -1,7 +1,6 @@
 """State of a sweep's runs, and its summary, read only from its folder: no lock, no study, no torch; on any machine."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,12 @@ from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.packs import is_complete_run
-from sparsedepth.store.setting import Configuration, configuration_of, settings_of
+from sparsedepth.store.setting import Configuration, Settings, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, begun_runs, end_rule, published_runs
-from sparsedepth.words.plain_text import visible
+from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, end_rule, run_ids
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
-SILENT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +45,6 @@ class RunState:
             return 1.0
         return self.progress.done if self.progress and self.state != "planned" else 0.0
 
-    @property
-    def is_silent(self) -> bool:
-        """Its machine may be down."""
-        return self.progress is not None and time.time() - self.progress.at > SILENT_SECONDS
-
 
 def state_of(
     results: Path, run_id: str, config: RunConfig | None = None, index: ResultsIndex | None = None
@@ -67,7 +59,7 @@ def state_of(
         state = "running"
     elif end := rule(scratch):
         state, reason = end
-    elif failures := scratch.failures():
+    elif failures := scratch.recorded().failures:
         state, reason = "interrupted", failures[-1]
     elif scratch.checkpoints.exists():
         state = "interrupted"
@@ -91,7 +83,7 @@ def remaining_and_complete(
 ) -> tuple[list[RunConfig], list[RunConfig]]:
     """These, and the complete ones; of an adaptive sampler none, whose proposals are unknown."""
     if plan.definition.adaptive:  # so complete runs are only counted
-        return plan.expected_runs()[len(published_runs(results)) :], []
+        return plan.expected_runs()[len(run_ids(results, "runs")) :], []
     index = ResultsIndex(results, plan.definition, max_attempts)
     runs = plan.expected_runs(index.loss_of)
     remaining = [run for run in runs if index.loss_of(run.run_id) is None]
@@ -109,7 +101,7 @@ def scan(
     index = index or ResultsIndex(results, definition)
     if planned is None:
         planned = Plan(definition).configs(index.loss_of) if definition else {}
-    here = begun_runs(results) | published_runs(results)
+    here = run_ids(results, "runs") | run_ids(results, "work")
     is_grid = definition is not None and not definition.adaptive
     others = [] if is_grid else sorted(here - {*planned})  # else of an earlier version of the definition
     states = [
@@ -129,20 +121,8 @@ def forget_failures(results: Path, definition: SweepDefinition, max_attempts: in
             Scratch(results, state.run_id).clear_failures()
 
 
-def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
-    """A line about complete runs of the folder that are not in its definition; '' if there are none. A sweep counts
-    what its definition lists; commands that read results read every complete run."""
-    others = {*run_ids} - {state.run_id for state in states}
-    if not others:
-        return ""
-    return (
-        f"{len(others)} other complete runs are in the folder (from an earlier version of the definition, or `train`); "
-        "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
-    )
-
-
-def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
-    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned and searched fields, others if not the base's."""
+def varied_fields(definition: SweepDefinition, config: RunConfig) -> dict[str, Any]:
+    """What a run differs in from the others: depth, tuned and searched fields, others if not the base's."""
     always = {"n_layers", "seed", *definition.tune, *(definition.varied if definition.is_search else ())}
     try:
         base = definition.run_config({}, config.seed)
@@ -150,9 +130,7 @@ def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
         base = None
     order = sorted(definition.varied, key=lambda name: (name in definition.tune, name != "n_layers"))
     values = {name: getattr(config, name) for name in (*order, "seed")}
-    shown = {name: value for name, value in values.items() if name in always or value != getattr(base, name, None)}
-    texts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items())
-    return visible(" ".join(texts))
+    return {name: value for name, value in values.items() if name in always or value != getattr(base, name, None)}
 
 
 class BestRun(NamedTuple):
@@ -168,8 +146,8 @@ class BestRun(NamedTuple):
     """Seeds of its configuration with a value."""
     is_of_tuning: bool
     """Before there is a result."""
-    among: str
-    """' of this definition' where another run of the folder is better; else empty."""
+    is_beaten: bool
+    """By another run of the folder, which is not of the definition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +161,11 @@ class SweepSummary:
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
     is_swept: bool
     """whether a process of the sweep is alive, which may propose more runs"""
-    remarks: tuple[str, ...]
-    """diverged runs, degenerate objectives, differing packages, other complete runs"""
+    n_diverged: int
+    judgements: tuple[str, ...]
+    """what the rows say of the objectives' form, and of the packages that computed them"""
+    n_others: int
+    """complete runs of the folder that are not in the definition"""
 
     @property
     def is_grid(self) -> bool:
@@ -210,79 +191,107 @@ class SweepSummary:
         return may_propose or any(state.state in ("running", "interrupted", "planned") for state in self.states)
 
 
+@dataclass(frozen=True)
+class _FolderRows:
+    """The rows of a folder's complete runs, and their first objective as a loss."""
+
+    definition: SweepDefinition | None
+    objective: str
+    objectives: Sequence[str]
+    rows: dict[str, dict[str, Any]]
+    losses: dict[str, float]
+    problems: dict[str, str]
+    """of each damaged run"""
+
+    def results(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of result seeds."""
+        definition = self.definition
+        tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds} if definition else set()
+        return [row for row in rows if row["seed"] not in tuning_only]
+
+
 def sweep_summary(folder: Path) -> SweepSummary:
     """The summary of a sweep's folder. Raises ValueError for a damaged definition."""
-    definition = read_definition(folder)
-    objective = quantities.rankable(definition.objective).name if definition else "val_loss"
-    damaged: list[DamagedRun] = []
-    facts = ("outcome", "packages", "node_hours", "cell_id", "seed")
-    objectives = definition.objectives if definition else (objective,)
-    judged = {column for name in objectives for column in (name, *columns_for(name))}
-    rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
-    plan = Plan(definition) if definition else None
-    index = ResultsIndex(folder, definition) if definition else None
-    losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
-
-    def loss_of(run_id: str) -> float | None:
-        return math.inf if run_id not in losses and index and index.end(run_id) else losses.get(run_id)
-
-    configs = plan.expected_runs(loss_of) if plan and not plan.definition.adaptive else []
-    problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
+    of = _read(folder)
+    plan, rows = Plan(of.definition) if of.definition else None, of.rows.values()
+    configs = _planned(folder, plan, of.losses) if plan else {}
     states = [
-        replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
-        for state in scan(folder, definition, {config.run_id: config for config in configs})
+        replace(state, state="damaged", reason=problem) if (problem := of.problems.get(state.run_id)) else state
+        for state in scan(folder, of.definition, configs)
     ]
-    n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
-    remarks = (
-        f"{n_diverged} of the complete runs diverged: `query --ask diverged` lists them" if n_diverged else "",
-        *(usable_form(name, _results(definition, rows.values()))[1] for name in objectives),
-        version_differences(row["packages"] for row in rows.values()),
-        other_runs_note(rows, states),
-    )
-    hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
+    judgements = [usable_form(name, of.results(rows))[1] for name in of.objectives]
+    judgements.append(version_differences(row["packages"] for row in rows))
+    hours = [row["node_hours"] for row in rows if row["node_hours"] is not None]
     hours += [node_hours(state.starts) for state in states if state.starts]
     return SweepSummary(
         node_hours=sum(hours) if hours else None,
-        definition=definition,
+        definition=of.definition,
         states=states,
         is_swept=any(map(is_held, folder.glob(SWEEP_LEASES))),
         expected=len(configs) or (plan.expected if plan else len(states)),
-        best=_best(definition, objective, states, losses, rows, configs),
-        remarks=tuple(remark for remark in remarks if remark),
+        best=_best(of, states, [*configs.values()]),
+        n_diverged=sum(row["outcome"] == "diverged" for row in rows),
+        judgements=tuple(filter(None, judgements)),
+        n_others=len({*of.rows} - {state.run_id for state in states}),
     )
 
 
-def _results(definition: SweepDefinition | None, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of result seeds."""
-    tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds} if definition else set()
-    return [row for row in rows if row["seed"] not in tuning_only]
+def _read(folder: Path) -> _FolderRows:
+    definition, damaged = read_definition(folder), list[DamagedRun]()
+    objective = quantities.rankable(definition.objective).name if definition else "val_loss"
+    objectives = definition.objectives if definition else (objective,)
+    judged = {column for name in objectives for column in (name, *columns_for(name))}
+    facts = ("outcome", "packages", "node_hours", "cell_id", "seed")
+    rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
+    losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
+    problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
+    return _FolderRows(definition, objective, objectives, rows, losses, problems)
 
 
-def _best(
-    definition: SweepDefinition | None,
-    objective: str,
-    states: list[RunState],
-    losses: dict[str, float],
-    rows: dict[str, dict[str, Any]],
-    planned: Sequence[RunConfig],
-) -> BestRun | None:
+def _planned(folder: Path, plan: Plan, losses: Mapping[str, float]) -> dict[str, RunConfig]:
+    """The expected runs by run_id, given the losses of the complete ones; none of an adaptive sampler."""
+    index = ResultsIndex(folder, plan.definition)
+
+    def loss_of(run_id: str) -> float | None:
+        return math.inf if run_id not in losses and index.end(run_id) else losses.get(run_id)
+
+    runs = [] if plan.definition.adaptive else plan.expected_runs(loss_of)
+    return {config.run_id: config for config in runs}
+
+
+def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig]) -> BestRun | None:
     """Of the definition's runs: a result, or before there is one a run of tuning."""
+    losses, rows = of.losses, of.rows
     complete = [state.run_id for state in states if math.isfinite(losses.get(state.run_id, math.inf))]
-    results = [run_id for run_id in complete if _results(definition, [rows[run_id]])]
-    if definition is None or not complete:
+    results = [run_id for run_id in complete if of.results([rows[run_id]])]
+    if of.definition is None or not complete:
         return None
     run_id = min(results or complete, key=lambda run_id: (losses[run_id], run_id))
     row = rows[run_id]
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
-    values = [other[objective] for other in _results(definition, replicates) or replicates]
-    knobs = {other["cell_id"]: {name: other[name] for name in CELL_FIELDS} for other in rows.values()}
+    values = [other[of.objective] for other in of.results(replicates) or replicates]
+    others = {*rows} - {state.run_id for state in states}
+    setting = _settings(rows, of.definition, planned).label({name: row[name] for name in CELL_FIELDS})
+    return BestRun(
+        objective=of.objective,
+        value=row[of.objective],
+        run_id=run_id,
+        label=f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}",
+        mean=fmean(values),
+        n_seeds=len(values),
+        is_of_tuning=not results,
+        is_beaten=any(losses[other] < losses[run_id] for other in others),
+    )
+
+
+def _settings(
+    rows: Mapping[str, dict[str, Any]], definition: SweepDefinition, planned: Sequence[RunConfig]
+) -> Settings:
+    """What differs among the rows and the planned runs."""
+    knobs = {row["cell_id"]: {name: row[name] for name in CELL_FIELDS} for row in rows.values()}
     tuned = frozenset(definition.tune)
     cells = [Configuration(cell_id=cell_id, tuned=tuned, knobs=fields) for cell_id, fields in knobs.items()]
     of_cell = {config.cell: config for config in planned}
     of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in of_cell.values()}
-    setting = settings_of(cells, list(of_plan.values())).label(knobs[row["cell_id"]])
-    label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
-    others = {*rows} - {state.run_id for state in states}
-    among = " of this definition" if any(losses[other] < losses[run_id] for other in others) else ""
-    return BestRun(objective, row[objective], run_id, label, fmean(values), len(values), not results, among)
+    return settings_of(cells, list(of_plan.values()))

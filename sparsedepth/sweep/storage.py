@@ -13,7 +13,6 @@ import fcntl
 import importlib.util
 import logging
 import os
-import re
 import shutil
 import time
 import uuid
@@ -33,6 +32,7 @@ from sparsedepth import files
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import distributions
 from sparsedepth.plan.tasks import check_objective
+from sparsedepth.words.sweep import storage_text
 
 JOURNAL = "study.journal"
 FOLDER_ID = Path("work", "folder-id")
@@ -94,7 +94,7 @@ def study_name(definition: SweepDefinition, results: Path) -> str:
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     shape = {
-        "folder": folder_id(results),
+        "folder": folder_id(results).hex,
         "axes": {name: str(axis) for name, axis in distributions(definition).items()},
         "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
     }
@@ -103,7 +103,7 @@ def study_name(definition: SweepDefinition, results: Path) -> str:
     return f"{definition.name}-{files.digest(shape)}"
 
 
-def folder_id(results: Path) -> str:
+def folder_id(results: Path) -> uuid.UUID:
     """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
     path = results / FOLDER_ID
     if not path.exists():
@@ -114,9 +114,11 @@ def folder_id(results: Path) -> str:
         with suppress(FileExistsError):  # another process was first
             os.link(temporary, path)
         temporary.unlink()
-    if not re.fullmatch("[0-9a-f]{32}", name := path.read_text(errors="replace")):
-        raise ValueError(f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs")
-    return name
+    try:
+        return uuid.UUID(hex=path.read_text(errors="replace"))
+    except ValueError:
+        fix = "delete it, and run the same command to rebuild the study from the runs"
+        raise ValueError(f"{path} is damaged; {fix}") from None
 
 
 def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
@@ -164,14 +166,6 @@ def database_url(url: str) -> sqlalchemy.URL:
     if importlib.util.find_spec(driver) is None:
         raise ValueError(f"--storage needs the package {driver}; in a clone of the project: pip install '.[postgres]'")
     return address.set(drivername=f"postgresql+{driver}")
-
-
-def display_name(url: str | None, results: Path) -> str:
-    """The storage in a message, without user and password."""
-    if url is None:
-        return str(results / JOURNAL)
-    address = database_url(url)
-    return f"--storage postgresql://{address.host or ''}/{address.database or ''}"
 
 
 def hide_url(url: str) -> None:
@@ -222,16 +216,17 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
         cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
         message = " ".join(str(cause).split())
         fix = "finished runs are kept: run the same command again to resume"
-        raise ValueError(f"{display_name(url, results)} cannot be used: {message}; {fix}") from None
+        place = storage_text(database_url(url) if url else None, results / JOURNAL)
+        raise ValueError(f"{place} cannot be used: {message}; {fix}") from None
     except OSError:
         check_disk_space(results)
         raise
 
 
-def problem(results: Path) -> str | None:
+def problem(results: Path) -> OSError | None:
     """Why the results folder cannot be written; None if it can."""
     if not results.is_dir():
-        return "it was moved or removed"
+        return FileNotFoundError(0, "it was moved or removed")
     probe = results / f".room-{os.getpid()}"
     try:
         try:
@@ -239,14 +234,15 @@ def problem(results: Path) -> str | None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        return error.strerror
+        return error
     return None
 
 
 def check_disk_space(results: Path, *, is_too_little: bool = False) -> None:
     """Raises ValueError if the results folder cannot be written, or has too little space for what is written next."""
-    why = problem(results)
-    if why is None and is_too_little:
+    error = problem(results)
+    why = error and error.strerror
+    if error is None and is_too_little:
         why = f"{shutil.disk_usage(results).free / 1e6:.1f} MB free are too few for a checkpoint"
     if why:
         is_there = results.is_dir()

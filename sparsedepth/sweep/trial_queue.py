@@ -28,12 +28,13 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.measure.bootstrap import complete_mean
 from sparsedepth.plan.propose import distributions, plain, suggest, untried
-from sparsedepth.plan.tasks import Plan, Task, broken_constraints, constraint_excess, random_proposals
+from sparsedepth.plan.tasks import Plan, Task, constraint_excess, random_proposals
 from sparsedepth.run.lease import is_held, last_heartbeat
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import Ended, ResultsIndex, begun_runs, lease_path, published_runs
+from sparsedepth.sweep.results_folder import Ended, ResultsIndex, lease_path, run_ids
 from sparsedepth.train.stack import can_stack
+from sparsedepth.words.sweep import excess_text
 
 SETTLED, OPEN = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING, TrialState.WAITING)
 
@@ -232,13 +233,13 @@ class Queue:
     def _finished(self) -> "Iterator[ConfigAndSummary]":
         """The complete runs, then the pruned ones; a damaged one is repeated when its proposal comes up."""
         results = self.index.results
-        for run_id in sorted(published_runs(results)):
+        for run_id in sorted(run_ids(results, "runs")):
             with contextlib.suppress(run_record.DamagedRun):
                 run = run_record.read_run(run_record.run_folder(results, run_id))
                 yield run.config, run.summary
-        for scratch in (Scratch(results, run_id) for run_id in sorted(begun_runs(results))):
+        for scratch in (Scratch(results, run_id) for run_id in sorted(run_ids(results, "work"))):
             with contextlib.suppress(ValueError):
-                if scratch.pruned():
+                if scratch.recorded().pruned:
                     yield build(RunConfig, read_yaml(scratch.folder / "config.yaml"), str(scratch.folder)), None
 
     def _add_ended(self, task: Task, runs: "Sequence[ConfigAndSummary]") -> None:
@@ -249,7 +250,7 @@ class Queue:
         axes = distributions(self.definition)
         cell = task.cell or cell_of(self.definition, config) or {}
         params = {name: plain(cell[name]) for name in axes if name in cell}
-        run_ids = {f"{RUN_ID_OF}{config.seed}": config.run_id for config, _ in runs}
+        named = {f"{RUN_ID_OF}{config.seed}": config.run_id for config, _ in runs}
         pruned = {"pruned": "see its scratch folder"} if is_pruned else {}
         is_scored = {*self.definition.objectives} <= {*means}
         self.study.add_trial(
@@ -258,7 +259,7 @@ class Queue:
                 values=[means[name] for name in self.definition.objectives] if is_scored else None,
                 params=params,
                 distributions={name: axes[name] for name in params},
-                user_attrs={"task": asdict(task), "cell": cell, **means, **run_ids, **pruned},
+                user_attrs={"task": asdict(task), "cell": cell, **means, **named, **pruned},
                 constraints={"buildable": 0.0, **constraint_excess(self.definition, config)},
             )
         )
@@ -293,9 +294,10 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
             infeasible = str(error)
     constrain(trial, "buildable", 1.0 if infeasible else 0.0)
     if configs:
-        for name, excess in constraint_excess(definition, configs[0]).items():
-            constrain(trial, name, excess)
-        infeasible = broken_constraints(definition, configs[0])
+        excess = constraint_excess(definition, configs[0])
+        for name, share in excess.items():
+            constrain(trial, name, share)
+        infeasible = excess_text(excess, definition.constraints)
     if infeasible:
         trial.set_user_attr("infeasible", infeasible)
         raise optuna.TrialPruned(infeasible)

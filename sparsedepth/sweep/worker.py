@@ -32,6 +32,7 @@ from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.train.stack import can_stack
+from sparsedepth.words.plain_text import last_line
 
 START_SECONDS = 600.0
 """Time limit for the first heartbeat of a run's lease; torchrun imports torch again."""
@@ -160,7 +161,7 @@ class Worker:
         if storage.problem(self.results):  # of a folder that was moved away, no other is made at its old place
             self.no_storage = True
             return
-        before, kills = _recorded(scratch), oom_kills()
+        before, kills = scratch.recorded(), oom_kills()
         try:
             code = yield from self._watch_process(configs)
         except forkserver.ServerDied:
@@ -173,14 +174,17 @@ class Worker:
             self.no_storage = True
         elif len(configs) > 1:
             self._unstacked |= {config.run_id for config in configs}
-        elif self.stop() or _recorded(scratch) != before:
+        elif self.stop() or scratch.recorded() != before:
             pass  # asked to stop, or it has recorded its failure itself
         elif code == -9 and oom_kills() > kills:  # the kernel counts its own SIGKILLs
             processes = self.machine.processes_per_run * self.machine.nodes
             share = -(-(config.batch_tokens // config.seq_len) // processes)
-            scratch.halve_micro_batch(before[0] or self.machine.runtime.micro_batch or share, "killed by the kernel")
+            scratch.halve_micro_batch(
+                before.micro_batch or self.machine.runtime.micro_batch or share, "killed by the kernel"
+            )
         else:
-            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
+            said = last_line(scratch.read_log().decode(errors="replace"), "no output")
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {said}"
             scratch.add_failure(reason)
 
     def _watch_process(self, configs: list[RunConfig]) -> Generator[None, None, int]:
@@ -216,11 +220,6 @@ class Worker:
         process.close()
         self._process = None
         return code
-
-
-def _recorded(scratch: Scratch) -> tuple[int | None, str | None, int]:
-    """What a run's process records when it fails."""
-    return scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
 
 
 def _all_of(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:

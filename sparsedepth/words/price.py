@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sparsedepth.words.plain_text import counted, duration, wrapped
+from sparsedepth.words.status import stuck_text
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -97,4 +98,4 @@ def array_lines(array: "ArrayPlan") -> list[str]:
             f"note: one run may take {duration(array.longest)}, longer than the limit: its task writes a checkpoint "
             f"{request.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    return lines + ([f"note: {array.stuck}"] if array.stuck else [])
+    return lines + ([f"note: {stuck_text(array.stuck)}"] if array.stuck else [])

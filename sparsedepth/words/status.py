@@ -10,6 +10,7 @@ from sparsedepth.words.plain_text import counted, duration, visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.cli.status import ArrayStatus, SweepStatus
+    from sparsedepth.cluster.array import StartEnd, StuckTasks
     from sparsedepth.cluster.slurm import QueuedTask
     from sparsedepth.run.scratch import Allocation
     from sparsedepth.sweep.status import BestRun, RunState, State, SweepSummary
@@ -50,7 +51,7 @@ def status_lines(status: "SweepStatus") -> list[str]:
         advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
         advice = "no result is complete yet" if summary.best.is_of_tuning else advice
         lines.append(f"  {best_text(summary.best)}; {advice}")
-    return [visible(line) for line in (*lines, *(f"  {remark}" for remark in summary.remarks))]
+    return [visible(line) for line in (*lines, *(f"  {remark}" for remark in remark_lines(summary)))]
 
 
 def array_status_lines(array: "ArrayStatus") -> list[str]:
@@ -58,8 +59,9 @@ def array_status_lines(array: "ArrayStatus") -> list[str]:
     tasks = f"unknown ({array.problem})" if array.problem else tasks_text(array.active)
     lines = [f"  tasks of {array.name}: {tasks}"]
     if array.stuck:
-        lines.append(f"  {array.stuck}")
-    for state, reason in array.stopped:
+        lines.append(f"  {stuck_text(array.stuck)}")
+    for state, end, task in array.stopped:
+        reason = end_text(end, state.starts[-1], task)
         why = reason if state.state == "interrupted" else state.reason or reason  # not why an earlier attempt failed
         lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}")
     return lines
@@ -79,7 +81,7 @@ def best_text(best: "BestRun") -> str:
     """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
     lowest = "lowest" if quantities.IN_RUNS[best.objective].better == "low" else "highest"
     others = f"mean of its {best.n_seeds} seeds {best.mean:.4g}" if best.n_seeds > 1 else "its only seed"
-    run = f"{'tuning' if best.is_of_tuning else 'single'} run{best.among}"
+    run = ("tuning run" if best.is_of_tuning else "single run") + " of this definition" * best.is_beaten
     return f"{lowest} {run}: {best.objective} {best.value:.4g} ({best.label}; {others})"
 
 
@@ -92,7 +94,7 @@ def running_text(state: "RunState", name: str) -> str:
         parts.append(f"loss {state.progress.loss:.3f}")
     if state.progress.left is not None:
         parts.append(f"about {duration(state.progress.left)} left")
-    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * state.is_silent
+    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * state.progress.is_silent
 
 
 def trunks_text(names: Mapping[str, str], complete: Collection[str]) -> str:
@@ -120,3 +122,37 @@ def task_state_text(task: "QueuedTask") -> str:
     state = task.state.lower().replace("_", " ")
     has_no_reason = task.reason in ("None", "") or task.reason.lower() == state.replace(" ", "")
     return state if has_no_reason or task.state == "RUNNING" else f"{state} ({task.reason})"
+
+
+def remark_lines(summary: "SweepSummary") -> list[str]:
+    """Diverged runs, degenerate objectives, differing packages, other complete runs."""
+    diverged = f"{summary.n_diverged} of the complete runs diverged: `query --ask diverged` lists them"
+    others = other_runs_text(summary.n_others)
+    return [*[diverged] * bool(summary.n_diverged), *summary.judgements, *[others] * bool(others)]
+
+
+def other_runs_text(n: int) -> str:
+    """A line about complete runs of the folder that are not in its definition; '' if there are none."""
+    told = f"{n} other complete runs are in the folder (from an earlier version of the definition, or `train`)"
+    fix = "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
+    return f"{told}; {fix}" if n else ""
+
+
+def stuck_text(stuck: "StuckTasks") -> str:
+    """Which tasks of the last array repeatedly reach their time limit without progress, and the fix."""
+    told = f"{stuck.tasks} tasks of job {stuck.job} reached their time limit {stuck.times} times in a row"
+    reason = f"{stuck.seconds} s is too short to start and write a checkpoint; {time_advice(stuck.advised_minutes)}"
+    return f"{told} without progress, and {stuck.given_up} of them gave up: {reason}"
+
+
+def time_advice(minutes: int) -> str:
+    """'give --time at least 10'."""
+    return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
+
+
+def end_text(end: "StartEnd | None", start: "Allocation", task: "QueuedTask | None") -> str:
+    """Why a start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
+    if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
+        return task_state_text(task)
+    reason = end.reason if end else "killed, or its node failed"
+    return reason + (f"; now {task_state_text(task)}" if task and task.is_active else "")

@@ -73,7 +73,7 @@ def test_pruning_under_kills_loses_nothing_and_changes_no_result(tmp_path, monke
     made = record_of(results)
     pruned = {path.parent.name for path in results.glob("work/*/pruned.json")}
     assert made.items() <= expected.items() and set(made) | pruned == set(expected) and not set(made) & pruned
-    assert pruned and all(Scratch(results, run_id).pruned() for run_id in pruned)
+    assert pruned and all(Scratch(results, run_id).recorded().pruned for run_id in pruned)
     print(f"\nprune: {len(made)} runs complete, {len(pruned)} pruned of {len(expected)}, killed {dict(killed)}")
 
 

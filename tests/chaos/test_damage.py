@@ -129,7 +129,7 @@ def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path
         state = state_of(tmp_path, config.run_id)
         assert state.state in ("failed", "infeasible", "planned"), what
         assert state.progress is None or 0 <= abs(state.progress.done) < float("inf"), what
-        assert scratch.micro_batch() is None or scratch.micro_batch() > 0, what
+        assert scratch.recorded().micro_batch is None or scratch.recorded().micro_batch > 0, what
         path.write_bytes(whole[path])
 
 

@@ -62,7 +62,7 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     _, err = first.communicate(timeout=300)
     assert first.returncode == 75, f"it should have been interrupted: {err}"
     assert markers(results) == before and record_of(results) == expected
-    assert not scratch.failures()
+    assert not scratch.recorded().failures
     second.communicate(timeout=300)
 
 

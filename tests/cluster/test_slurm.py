@@ -14,8 +14,9 @@ from sparsedepth.cli.on_slurm import request_of
 from sparsedepth.cli.option import SlurmOptions
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
-from sparsedepth.cluster.slurm import Request, parse_time, script_body, time_advice
+from sparsedepth.cluster.slurm import Request, least_minutes, parse_time, script_body
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.words.status import stuck_text, time_advice
 
 SWEEP = "{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}"
 
@@ -240,7 +241,7 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
         time.sleep(0.01)  # the checkpoint is older than the next start
     assert "without progress; give --time at least 2" in err  # 45 s did not suffice, 90 s may: 0.75 of 2 minutes
     assert [restarts for restarts in range(6) if array.ended()["7_3", restarts].progress] == [2]
-    stuck = str(array.stuck_tasks_text())
+    stuck = stuck_text(array.stuck())
     assert "1 tasks of job 7 reached their time limit 3 times in a row" in stuck and "1 of them gave up" in stuck
     assert "45 s is too short" in stuck and "; give --time at least 2" in stuck, "the log's figure, whatever the clock"
 
@@ -259,5 +260,5 @@ def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_i
 
 @pytest.mark.parametrize(("seconds", "time"), [(45, "1"), (46, "2"), (360, "8"), (361, "9"), (3481, "1:01:00")])
 def test_the_least_limit_leaves_the_seconds_that_are_needed(seconds, time):
-    assert time_advice(seconds) == f"give --time at least {time}"
+    assert time_advice(least_minutes(seconds)) == f"give --time at least {time}"
     assert parse_time(time) - Request(time=time).warning_seconds >= seconds

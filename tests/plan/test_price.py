@@ -28,6 +28,7 @@ from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
 from sparsedepth.words.price import shortage_text
+from sparsedepth.words.sweep import plan_notes
 
 FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
 BASE = {"seq_len": 64, "batch_tokens": 512, "train_tokens": 5120, "measure_tokens": 256, "fit_tokens": 256}
@@ -60,7 +61,7 @@ def test_a_cell_is_built_once_for_all_that_ask(monkeypatch):
     plan = Plan(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}))
     for _ in range(2):
         assert price(plan, PricingSetup()).runs == plan.expected == len(plan.tasks()) == 12
-        assert len({plan.run_of(task).run_id for task in plan.tasks()}) == 12 and plan.notes() == []
+        assert len({plan.run_of(task).run_id for task in plan.tasks()}) == 12 and plan_notes(plan) == []
     assert len(built) == 4
 
 

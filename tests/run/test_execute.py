@@ -57,7 +57,7 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
     state = state_of(tmp_path / "results", cfg.run_id)
     assert state.state == "infeasible" and "CUDA out of memory" in str(state.reason)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
-    assert not scratch.failures()
+    assert not scratch.recorded().failures
     scratch.clear_failures()
     assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
 
@@ -69,8 +69,8 @@ def test_processes_of_one_run_start_again_with_half_and_nothing_failed(tmp_path)
     job = RunJob(cfg, scratch, None, SimpleNamespace(size=2), Options(runtime=CPU))  # ty: ignore[invalid-argument-type]
     with pytest.raises(LostError, match="out of memory with 2 sequences per forward pass; start again, with half"):
         job._halve_micro_batch(replace(resolve(cfg, CPU), micro_batch=64), torch.OutOfMemoryError("no"))
-    assert scratch.micro_batch() == 1
-    assert _exit_code(LostError("start again"), scratch) == 1 and not scratch.failures()
+    assert scratch.recorded().micro_batch == 1
+    assert _exit_code(LostError("start again"), scratch) == 1 and not scratch.recorded().failures
 
 
 @pytest.mark.parametrize(("too_many", "own", "expected"), [((4,), 1, 1), ((4, 3), None, 2)])
@@ -78,7 +78,7 @@ def test_a_new_process_begins_with_what_fits_or_with_less_on_demand(tmp_path, mo
     cfg = run_config(tmp_path)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     scratch.folder.mkdir(parents=True)
-    assert all([scratch.halve_micro_batch(n, "x") for n in too_many]) and scratch.micro_batch() == 2
+    assert all([scratch.halve_micro_batch(n, "x") for n in too_many]) and scratch.recorded().micro_batch == 2
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
     execute(cfg, tmp_path / "results", Options(runtime=CPU.model_copy(update={"micro_batch": own})))
@@ -119,7 +119,7 @@ def test_out_of_memory_while_measuring_leaves_the_micro_batch(tmp_path, monkeypa
         return
     with pytest.raises(Infeasible, match=r"while measuring; lower measure_tokens, .* no room"):
         execute(cfg, results, Options(runtime=CPU))
-    assert next(left) == 2 and "while measuring" in str(Scratch(results, cfg.run_id).infeasible())
+    assert next(left) == 2 and "while measuring" in str(Scratch(results, cfg.run_id).recorded().infeasible)
 
 
 def test_a_neighbours_memory_is_waited_for(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
     with pytest.raises(Interrupted):
         execute(cfg, results, Options(runtime=CPU))
     assert [(results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns] == made
-    assert len(list((results / "runs").iterdir())) == 1 and not scratch.failures()
+    assert len(list((results / "runs").iterdir())) == 1 and not scratch.recorded().failures
 
 
 @pytest.mark.parametrize(("lost", "asked"), [(True, False), (False, True), (False, False)])
@@ -199,7 +199,7 @@ def test_storage_that_cannot_be_written_is_no_failure_of_the_run(tmp_path, error
     scratch = Scratch(tmp_path, "0" * 12)
     scratch.folder.mkdir(parents=True)
     assert _exit_code(error, scratch) == code
-    assert len(scratch.failures()) == int(code == 1)
+    assert len(scratch.recorded().failures) == int(code == 1)
     wrapped = RuntimeError("the checkpoint was not written")
     wrapped.__cause__ = error
     assert _exit_code(wrapped, scratch) == code

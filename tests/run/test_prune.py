@@ -8,7 +8,7 @@ from support.tiny_sweep import definition, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune
-from sparsedepth.run.prune import PrunedRun, Pruner, prune_reason
+from sparsedepth.run.prune import PrunedRun, Pruner, level_reached
 from sparsedepth.run.scratch import Scratch
 
 RULE = Prune(by="train_loss", at=[0.5], keep=0.5, min_runs=3)
@@ -26,7 +26,7 @@ FIELDS = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "trai
     ],
 )
 def test_the_rule(loss, others, pruned):
-    assert bool(prune_reason(RULE, 0.5, loss, others, 12)) == pruned
+    assert (loss > level_reached(RULE, others)) == pruned
 
 
 def curve(loss):
@@ -84,7 +84,7 @@ def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
     scratches = [
         Scratch(tmp_path / "results", path.parent.name) for path in tmp_path.glob("results/work/*/config.yaml")
     ]
-    pruned = [scratch for scratch in scratches if scratch.pruned()]
+    pruned = [scratch for scratch in scratches if scratch.recorded().pruned]
     complete = table(tmp_path / "results")
     assert pruned and len(pruned) + len(complete) == 5
     for scratch in pruned:

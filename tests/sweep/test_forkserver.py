@@ -71,7 +71,7 @@ def test_runs_succeed_fail_and_are_killed_one_after_the_other(folder):
 
     scratch, arguments = prepared(folder, corpus=str(folder / "nowhere"))
     assert see_through(scratch, arguments) == USER_ERROR
-    assert "nowhere" in scratch.failures()[0] and "Traceback" in scratch.log.read_text()
+    assert "nowhere" in scratch.recorded().failures[0] and "Traceback" in scratch.log.read_text()
 
     long, arguments = prepared(folder, seed=2, train_tokens=128 * 100_000)
     killed: list[int] = []
@@ -112,7 +112,7 @@ def test_a_killed_server_is_reported_its_run_stops_at_a_checkpoint_and_another_s
 
     assert see_through(scratch, arguments, kill) == forkserver.SERVER_DIED
     until(lambda: not processes(folder / "results", "run"))
-    assert list(scratch.checkpoints.glob("step-*.json")) and not scratch.failures()
+    assert list(scratch.checkpoints.glob("step-*.json")) and not scratch.recorded().failures
 
 
 def test_a_stopped_server_is_replaced(folder, monkeypatch):

@@ -66,4 +66,4 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     scratch.add_failure("out of luck")
     assert first not in remaining_runs(plan, tmp_path)
     forget_failures(tmp_path, tuned, 2)
-    assert first in remaining_runs(plan, tmp_path) and not scratch.failures()
+    assert first in remaining_runs(plan, tmp_path) and not scratch.recorded().failures

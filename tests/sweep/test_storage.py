@@ -21,7 +21,8 @@ from sparsedepth.run.execute import execute
 from sparsedepth.sweep import driver, storage, trial_queue
 from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, delete_leftovers, prepare
-from sparsedepth.sweep.storage import database_url, display_name, open_storage
+from sparsedepth.sweep.storage import database_url, open_storage
+from sparsedepth.words.sweep import storage_text
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
@@ -29,7 +30,10 @@ def test_the_ordinary_url_of_a_database_works(scheme, tmp_path):
     address = database_url(f"{scheme}://user:secret@host:5433/sweeps?sslmode=require")
     assert address.drivername == "postgresql+psycopg" and address.password == "secret"
     assert (address.host, address.port, address.query["sslmode"]) == ("host", 5433, "require")
-    assert display_name(f"{scheme}://user:secret@host:5433/sweeps", tmp_path) == "--storage postgresql://host/sweeps"
+    assert (
+        storage_text(database_url(f"{scheme}://user:secret@host:5433/sweeps"), tmp_path)
+        == "--storage postgresql://host/sweeps"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_a_failure_shows_no_password(tmp_path, url):
 def test_the_url_is_blanked_on_the_command_line():
     code = """
 import sys
+from sparsedepth.words.sweep import storage_text
 from sparsedepth.sweep.storage import hide_url
 hide_url(sys.argv[2])
 print(open("/proc/self/cmdline").read().split(chr(0))[3:6], sys.argv[2])

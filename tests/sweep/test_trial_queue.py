@@ -22,6 +22,7 @@ from sparsedepth.sweep.results_folder import claim, lease_path
 from sparsedepth.sweep.status import forget_failures, sweep_summary
 from sparsedepth.sweep.storage import study_name
 from sparsedepth.sweep.worker import Worker
+from sparsedepth.words.sweep import plan_notes
 
 
 class Killed(Exception):
@@ -98,7 +99,7 @@ def test_a_grid_leaves_out_what_breaks_a_constraint_and_says_so():
     definition = sweep(space={"n_layers": [1, 2, 3]}, constraints={"params_total": 15_400})
     plan = Plan(definition)
     assert [one.cell["n_layers"] for one in plan.matches] == [1, 2]
-    (note,) = plan.notes()
+    (note,) = plan_notes(plan)
     assert note.startswith("skipped: {'n_layers': 3}: params_total is ") and note.endswith("above 15400")
     with pytest.raises(ValueError, match="no cell to run: params_total is"):
         Plan(sweep(constraints={"params_total": 10}))
@@ -433,7 +434,7 @@ def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible
         def _watch_process(self, configs):
             yield
             scratch = Scratch(self.results, configs[0].run_id)
-            tried.append(scratch.micro_batch())
+            tried.append(scratch.recorded().micro_batch)
             scratch.folder.mkdir(parents=True, exist_ok=True)
             return -9
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from support.instant_sweep import sweep
 from support.tiny_sweep import run_config
 
 from sparsedepth.config.runtime import RuntimeConfig
@@ -37,7 +38,7 @@ def tried(tmp_path, monkeypatch):
         results = tmp_path / "results"
         results.mkdir(exist_ok=True)
         machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu", threads=1), gpus=[])
-        worker = Worker(machine, SimpleNamespace(results=results, definition=None), lambda: False)
+        worker = Worker(machine, SimpleNamespace(results=results, definition=sweep()), lambda: False)
         monkeypatch.setattr(forkserver, "start_run", lambda *arguments, **options: process)
         assert list(worker._try_once(configs)) is not None
         return worker, [Scratch(results, config.run_id) for config in configs]
@@ -51,23 +52,23 @@ def tried(tmp_path, monkeypatch):
 def test_an_end_that_the_run_could_not_record_is_recorded_for_it(tried, code, reason):
     """Else its attempts would never be used up, and a run that dies at its start would be tried for ever."""
     _, (scratch,) = tried(EndsWith(code))
-    (failure,) = scratch.failures()
+    (failure,) = scratch.recorded().failures
     assert failure.startswith(reason)
 
 
 @pytest.mark.parametrize("code", [0, INTERRUPTED])
 def test_an_end_in_order_is_no_failure(tried, code):
     _, (scratch,) = tried(EndsWith(code))
-    assert scratch.failures() == []
+    assert scratch.recorded().failures == ()
 
 
 def test_a_stack_that_failed_is_no_failure_of_any_of_its_runs(tried):
     """Which of them failed is not known: each is tried alone."""
     worker, scratches = tried(EndsWith(1), n_runs=3)
-    assert [scratch.failures() for scratch in scratches] == [[], [], []]
+    assert not any(scratch.recorded().failures for scratch in scratches)
     assert worker._unstacked == {scratch.run_id for scratch in scratches}
     worker, (scratch,) = tried(EndsWith(1), n_runs=1)
-    assert len(scratch.failures()) == 1 and not worker._unstacked
+    assert len(scratch.recorded().failures) == 1 and not worker._unstacked
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""A sweep in words: notes on its plan, its machine, the state of its runs and of its Slurm tasks, the best so far."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth import quantities
+from sparsedepth.words.plain_text import counted, visible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy import URL
+
+    from sparsedepth.cluster.array import Probe
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.machine import Machine
+
+MOST_LISTED = 7
+"""Cells whose solved sizes are listed; the table of `plan` shows all."""
+
+
+def plan_notes(plan: "Plan") -> list[str]:
+    """What to know before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
+    definition, drawn = plan.definition, len(plan.matches) + len(plan.infeasible)
+    notes = [*matched_lines(plan), *(f"skipped: {cell}: {reason}" for cell, reason in plan.infeasible)]
+    if definition.sampler == "grid":
+        notes += definition.idle_conditions()
+    elif not definition.adaptive and drawn < (definition.n_trials or 0):
+        notes.append(f"n_trials={definition.n_trials} gives {drawn} cells; the others are repeats or excluded")
+    elif definition.adaptive and (definition.n_trials or 0) <= plan.n_random:
+        notes.append(
+            f"sampler={definition.sampler} draws its first {plan.n_random} proposals at random, so that n_trials="
+            f"{definition.n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
+        )
+    return notes + [
+        f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
+        f"its absolute form is affine_loss_added (nat/token)"
+        for name in definition.objectives
+        if quantities.rankable(name).is_relative
+    ]
+
+
+def matched_lines(plan: "Plan") -> list[str]:
+    """A line for each cell whose size was solved for, up to MOST_LISTED, with the remaining mismatch."""
+    solved = [one for one in plan.matches if one.free]
+    if not solved:
+        return []
+    worst, matched = max((one.ratio - 1 for one in plan.matches), key=abs), plan.definition.matched
+    lines = [f"matched in {matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"]
+    if len(solved) > MOST_LISTED:
+        return [f"{lines[0]}; the table has them"]
+    for one in solved:
+        fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
+        lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
+    return lines
+
+
+def mismatch_fix(definition: "SweepDefinition", ratio: float, free: str | None) -> str:
+    """What helps where the amounts of two cells differ by more than the tolerance."""
+    if free is None:
+        example = "train_tokens" if definition.matched == "flops" else "d_ff"
+        return f"name a size to solve for: 'free: {example}', or change the cells"
+    off = f"{ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}"
+    return f"that is {off}, at the best {free}; choose another 'free', a larger model, or a larger 'tolerance'"
+
+
+def excess_text(excess: Mapping[Any, float], bounds: Mapping[Any, float]) -> str:
+    """The constraints that a run breaks: 'params_total is 20.0% above 15400'. `excess`: amount / bound - 1."""
+    return ", ".join(f"{name} is {value:.1%} above {bounds[name]:g}" for name, value in excess.items() if value > 0)
+
+
+def machine_text(machine: "Machine") -> str:
+    """'cpu with 2 threads each'."""
+    device = "cpu" if not machine.gpus else f"GPU {', '.join('+'.join(group) for group in machine.gpus)}"
+    processes = machine.processes_per_run * machine.nodes
+    threads = counted(machine.runtime.threads or 1, "thread")
+    return f"{device} with {threads} each" + f" and {processes} processes per run" * (processes > 1)
+
+
+def storage_text(address: "URL | None", journal: "Path") -> str:
+    """Where the study is, without user and password."""
+    return f"--storage postgresql://{address.host or ''}/{address.database or ''}" if address else str(journal)
+
+
+def probe_text(probe: "Probe", results: "Path", python: str) -> str:
+    """Why the task that checked a node of the cluster failed."""
+    node, state = probe.node, probe.state
+    if state == "COMPLETED":
+        return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
+    if not probe.has_ended:
+        told = f"the probe task on {node} has not ended in {probe.limit:.0f} s and was cancelled"
+        return f"{told}; check that {node} can read {results} and start {python}"
+    texts = {
+        "3": f"{results} is not visible on {node}; give an --out on storage shared by all nodes",
+        "4": f"{node} cannot run {python} with sparsedepth; install it on storage that nodes share",
+    }
+    return texts.get(probe.code, f"the probe task on {node} ended {state.lower()} (exit code {probe.code})")
+
+
+def run_text(values: Mapping[str, Any]) -> str:
+    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0'."""
+    texts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
+    return visible(" ".join(texts))
