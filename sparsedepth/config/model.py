@@ -4,7 +4,7 @@ Fields are independent unless their description names a condition. Values withou
 found self-defeating, are rejected with the reason, at the end of this file."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -82,7 +82,7 @@ class ModelConfig(Section):
     """share of the blocks, from the first, that are post; with norm mix"""
     norm_kind: Annotated[Literal["rms", "group", "layer"], STREAM] = "rms"
     """rms: RMSNorm; group: mean 0 and variance 1 in each group of channels of a token; layer: LayerNorm with bias"""
-    norm_groups: Annotated[Count, replace(STREAM, only_with=("norm_kind", "group"))] = 4
+    norm_groups: Annotated[Count, replace(STREAM, exported=False, only_with=("norm_kind", "group"))] = 4
     """groups of channels; with norm_kind group"""
     norm_eps: Annotated[Positive, Role(fused=ANY, exported=True).acting("stream", "attention")] = 1e-6
     """epsilon of every norm"""
@@ -203,7 +203,10 @@ class ModelConfig(Section):
 
     @check
     def _check_combinations(self) -> None:
-        if mistakes := [*_experts(self), *_stream(self), *_attended_sources(self), *_parametrisation(self)]:
+        rules = (WITH_EXPERTS if self.n_experts else ()) + OF_STREAM
+        rules += WITH_SOURCES if self.attention_residuals else ()
+        rules += STANDARD if self.parametrisation == "standard" else PARAMETRISED_ONLY
+        if mistakes := [text.format(c=self) for applies, text in rules if applies(self)]:
             raise Mistakes(mistakes)
         if self.depth_scale == "lns" and self.init == "scaled":
             warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
@@ -264,75 +267,74 @@ def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _experts(c: ModelConfig) -> Iterator[str]:
-    if c.n_experts == 0:
-        return
-    if c.top_k is None:
-        yield f"n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"
-    elif c.top_k > c.n_experts:
-        yield f"top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}"
-    if c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates:
-        reason = "the one gate of a token is then always 1, and the loss teaches the router nothing (2101.03961, eq. 2)"
-        yield f"top_k=1 with renormalise_gates=true: {reason}; set renormalise_gates=false"
-    if c.activation != "swiglu":
-        of_dense = f"activation={c.activation!r} is of the dense feed-forward part, and experts are SwiGLU"
-        yield f"{of_dense} in every kernel; use activation='swiglu', or n_experts=0"
-    if c.ffn_dropout > 0:
-        of_dense = f"ffn_dropout={c.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop"
-        yield f"{of_dense} no hidden units; use residual_dropout, or n_experts=0"
-    if c.n_dense_layers >= c.n_layers:
-        none_left = f"n_dense_layers={c.n_dense_layers} leaves no layer of n_layers={c.n_layers} to the experts"
-        yield f"{none_left}; choose a smaller one, or n_experts=0"
+Rule = tuple[Callable[[ModelConfig], object], str]
 
+WITH_EXPERTS: tuple[Rule, ...] = (
+    (lambda c: c.top_k is None, "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"),
+    (lambda c: (c.top_k or 0) > c.n_experts,
+     "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}"),
+    (lambda c: c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates,
+     "top_k=1 with renormalise_gates=true: the one gate of a token is then always 1, and the loss teaches the router "
+     "nothing (2101.03961, eq. 2); set renormalise_gates=false"),
+    (lambda c: c.activation != "swiglu",
+     "activation={c.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every kernel; use "
+     "activation='swiglu', or n_experts=0"),
+    (lambda c: c.ffn_dropout > 0,
+     "ffn_dropout={c.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop no hidden "
+     "units; use residual_dropout, or n_experts=0"),
+    (lambda c: c.n_dense_layers >= c.n_layers,
+     "n_dense_layers={c.n_dense_layers} leaves no layer of n_layers={c.n_layers} to the experts; choose a smaller one, "
+     "or n_experts=0"),
+)  # fmt: skip
 
-def _stream(c: ModelConfig) -> Iterator[str]:
-    if c.residual_gate == "admin" and c.norm != "post":
-        weighs = "residual_gate='admin' weighs the stream against a branch before their norm (2004.08249)"
-        yield f"{weighs}, and norm={c.norm!r} has none there or weights of its own; use norm='post'"
-    for name in ("residual_scalars", "gpas"):
-        if c.residual_gate == "admin" and getattr(c, name):
-            yield f"{name} with residual_gate='admin' weighs the stream twice; choose one of them"
-    if c.value_residual and c.n_layers == 1:
-        yield f"value_residual gives block 1's values to later ones, and n_layers={c.n_layers} has none"
-    if c.residual_gate == "skipinit" and c.init == "zero_outputs":
-        both_zero = "residual_gate='skipinit' with init='zero_outputs' starts gates and branches at 0, so that neither"
-        yield f"{both_zero} gets a gradient; use init='normal', or residual_gate='none'"
-    if c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow:
-        undoes = "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS"
-        fix = "use init='normal', or ask for it: allow=['lns_with_scaled_init']"
-        yield f"{undoes} (2502.05795, Table 6); {fix}"
+OF_STREAM: tuple[Rule, ...] = (
+    (lambda c: c.residual_gate == "admin" and c.norm != "post",
+     "residual_gate='admin' weighs the stream against a branch before their norm (2004.08249), and norm={c.norm!r} has "
+     "none there or weights of its own; use norm='post'"),
+    (lambda c: c.residual_gate == "admin" and c.residual_scalars,
+     "residual_scalars with residual_gate='admin' weighs the stream twice; choose one of them"),
+    (lambda c: c.residual_gate == "admin" and c.gpas,
+     "gpas with residual_gate='admin' weighs the stream twice; choose one of them"),
+    (lambda c: c.value_residual and c.n_layers == 1,
+     "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} has none"),
+    (lambda c: c.residual_gate == "skipinit" and c.init == "zero_outputs",
+     "residual_gate='skipinit' with init='zero_outputs' starts gates and branches at 0, so that neither gets a "
+     "gradient; use init='normal', or residual_gate='none'"),
+    (lambda c: c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow,
+     "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS (2502.05795, "
+     "Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']"),
+)  # fmt: skip
 
+ONE_STREAM: Mapping[str, Callable[[ModelConfig], object]] = {
+    "norm": lambda c: c.n_post_layers > 0,
+    "depth_scale": lambda c: c.depth_scale == "after_residual",
+    "residual_scalars": lambda c: c.residual_scalars,
+    "gpas": lambda c: c.gpas,
+}
+WITH_SOURCES: tuple[Rule, ...] = (
+    (lambda c: 2 * c.n_layers % c.attention_residuals,
+     "attention_residuals={c.attention_residuals} does not divide the branches, 2 x n_layers={c.n_layers}, into sums "
+     "of equally many"),
+    *((applies,
+       f"attention_residuals={{c.attention_residuals}} with {name}={{c.{name}!r}}, which norms or weighs the one "
+       f"stream after a sum; use {name}={ModelConfig.model_fields[name].default!r}, or attention_residuals=0")
+      for name, applies in ONE_STREAM.items()),
+)  # fmt: skip
 
-def _attended_sources(c: ModelConfig) -> Iterator[str]:
-    given = f"attention_residuals={c.attention_residuals}"
-    if c.attention_residuals and 2 * c.n_layers % c.attention_residuals:
-        yield f"{given} does not divide the branches, 2 x n_layers={c.n_layers}, into sums of equally many"
-    norms_or_weighs = {
-        "norm": c.n_post_layers > 0,
-        "depth_scale": c.depth_scale == "after_residual",
-        "residual_scalars": c.residual_scalars,
-        "gpas": c.gpas,
-    }
-    for name in (name for name, applies in norms_or_weighs.items() if c.attention_residuals and applies):
-        fix = f"use {name}={type(c).model_fields[name].default!r}, or attention_residuals=0"
-        yield f"{given} with {name}={getattr(c, name)!r}, which norms or weighs the one stream after a sum; {fix}"
-
-
-def _parametrisation(c: ModelConfig) -> Iterator[str]:
-    """mup and completep have no rule for some fields."""
-    fields = type(c).model_fields
-    if c.parametrisation == "standard":
-        if c.base_width != fields["base_width"].default:
-            no_meaning = f"base_width={c.base_width} has no meaning with parametrisation='standard'"
-            yield f"{no_meaning}; set parametrisation='mup' or 'completep', or leave base_width out"
-        return
-    for name, is_unfit, reason in (
-        ("n_experts", c.n_experts > 0, "its rules are of dense blocks"),
-        ("tie_embeddings", c.tie_embeddings, "embedding and head follow different rules"),
-        ("norm", c.n_post_layers > 0, "its rules are of blocks that add to the stream"),
-        ("attention_residuals", c.attention_residuals > 0, "it has no rule for what attends over sources"),
-        ("init", c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
-    ):
-        if is_unfit:
-            given = f"parametrisation={c.parametrisation!r} with {name}={getattr(c, name)!r}"
-            yield f"{given}: {reason}; use {name}={fields[name].default!r}"
+UNRULED: Mapping[str, tuple[Callable[[ModelConfig], object], str]] = {
+    "n_experts": (lambda c: c.n_experts > 0, "its rules are of dense blocks"),
+    "tie_embeddings": (lambda c: c.tie_embeddings, "embedding and head follow different rules"),
+    "norm": (lambda c: c.n_post_layers > 0, "its rules are of blocks that add to the stream"),
+    "attention_residuals": (lambda c: c.attention_residuals > 0, "it has no rule for what attends over sources"),
+    "init": (lambda c: c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
+}
+PARAMETRISED_ONLY: tuple[Rule, ...] = tuple(
+    (applies, f"parametrisation={{c.parametrisation!r}} with {name}={{c.{name}!r}}: {reason}; use "
+              f"{name}={ModelConfig.model_fields[name].default!r}")
+    for name, (applies, reason) in UNRULED.items()
+)  # fmt: skip
+STANDARD: tuple[Rule, ...] = (
+    (lambda c: c.base_width != type(c).model_fields["base_width"].default,
+     "base_width={c.base_width} has no meaning with parametrisation='standard'; set parametrisation='mup' or "
+     "'completep', or leave base_width out"),
+)  # fmt: skip
