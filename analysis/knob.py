@@ -18,7 +18,7 @@ from sparsedepth.effects.frame import effects_frame
 from sparsedepth.effects.listing import of_knob
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
-from sparsedepth.store.degeneracy import sound_forms
+from sparsedepth.store.degeneracy import usable_forms
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import size_text
 from sparsedepth.words.plain_text import wrapped
@@ -37,7 +37,7 @@ def effects_of_knob(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     no setting changes."""
     measured = [outcome for outcome in with_loss(loss_of(runs), QUANTITIES) if runs[outcome].notna().any()]
     frames = []
-    for outcome in sound_forms(measured, runs).values():
+    for outcome, _ in usable_forms(measured, runs).values():
         effects = of_knob(effects_frame(cells := cells_of(runs, outcome)), name, cells)
         effects = effects[effects["question"].isin(["setting", "depth"]) & effects["estimate"].notna()]
         frames.append(effects.assign(outcome=outcome, unit=cells.unit))

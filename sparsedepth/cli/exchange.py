@@ -42,8 +42,8 @@ def import_(
     from sparsedepth.cli.input_file import read_input
     from sparsedepth.store.import_table import import_table
     from sparsedepth.store.run_record import check_place
-    from sparsedepth.store.subject import unknown_text
     from sparsedepth.trackers.runs import read_source
+    from sparsedepth.words.runs import unknown_text
 
     check_place(out)
     table_map = read_input(map_file, "import")

@@ -12,6 +12,7 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column
+from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text
 from sparsedepth.words.plain_text import did_you_mean
 
@@ -112,7 +113,7 @@ def measure(
     format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
-    from sparsedepth.store.degeneracy import notes_on_run
+    from sparsedepth.store.degeneracy import reasons_of_run
 
     result, out = given.compute(), given.out
     if format == "table":
@@ -126,7 +127,7 @@ def measure(
         if missing := [name for name in requested if name not in available]:
             print(f"not defined for this model: {', '.join(missing)}; see `sparsedepth metrics` for their requirements")
         row = {"outcome": "ok", "n_layers": facts.n_layers, "vocab_size": facts.vocab_size, **summary}
-        print(notes_text(notes_on_run(row)), end="")
+        print(notes_text(notes_on_run(reasons_of_run(row))), end="")
     else:
         print(json.dumps(_scores(result), indent=1, allow_nan=False))
     if out is not None:

@@ -148,16 +148,18 @@ def print_failures(states: list[RunState], out: Path) -> None:
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
     """Print the best configurations and what to do next; or that only tuning runs are complete."""
-    from sparsedepth.store.best import best, heading, text
+    from sparsedepth.store.best import best
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.setting import only_tuning_text
+    from sparsedepth.store.setting import only_tuning
+    from sparsedepth.words.best import heading, ranking_table
+    from sparsedepth.words.differences import only_tuning_text
 
     with open_store(out) as store:
-        if told := only_tuning_text(store):
+        if told := only_tuning_text(only_tuning(store)):
             print(told)
             return
         ranking = best(store, definition.objective, top=20)
-    print(f"\n{heading(ranking)}\n{text(ranking)}")
+    print(f"\n{heading(ranking)}\n{ranking_table(ranking)}")
     folder = quote(str(out))
     advice = f"best {folder} --top 3 --again again.yaml" if definition.is_search else f"recipe {folder}"
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")

@@ -15,8 +15,12 @@ from typer.core import TyperCommand
 from sparsedepth.cli import option
 from sparsedepth.files import write_bytes
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.degeneracy import caution, weakness_text
+from sparsedepth.words.differences import data_text, only_tuning_text
 from sparsedepth.words.formats import choose_format, encode
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.runs import search_text
+from sparsedepth.words.saved_queries import answer_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +106,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
             return f"{found.text()}\n".encode() if format == "table" else encode(found.rows, format)
         if ask is not None:
             if format == "table":
-                return f"{saved_queries.text(store, ask)}\n".encode()
+                return f"{answer_text(saved_queries.answered(store, ask))}\n".encode()
             return encode(saved_queries.ask(store, ask), format)
         schema = store.schema()
     if format != "table":
@@ -139,7 +143,7 @@ class BestCommand(option.FolderOptions):
     def compute(self) -> "pd.DataFrame":
         import pandas as pd
 
-        from sparsedepth.store.best import heading
+        from sparsedepth.words.best import heading
 
         ranking = self.ranking()
         table = pd.DataFrame([*ranking.table.rows], columns=[*ranking.table.columns])
@@ -156,10 +160,10 @@ def best(
     out: option.OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
-    from sparsedepth.store.best import answer
     from sparsedepth.store.connection import TIME_LIMIT
     from sparsedepth.store.fences import limited
     from sparsedepth.store.search import rerun_definition
+    from sparsedepth.words.best import answer
 
     if again is not None and (out or format):
         raise ValueError(f"--again {again} writes a sweep and no table; leave out -o and --format")
@@ -237,8 +241,8 @@ def _effects(
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.packs import no_run_text
-    from sparsedepth.store.search import search_of, search_text
-    from sparsedepth.store.setting import only_tuning_text
+    from sparsedepth.store.search import search_of
+    from sparsedepth.store.setting import only_tuning
     from sparsedepth.words.chain import chain_lines
     from sparsedepth.words.search import importance_lines
 
@@ -248,7 +252,7 @@ def _effects(
     runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
     if runs.empty:
         raise ValueError(no_run_text(store.roots))
-    if reason := only_tuning_text(store):
+    if reason := only_tuning_text(only_tuning(store)):
         raise ValueError(reason)
     if part == "chain":
         if knob is not None:
@@ -275,15 +279,18 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
 
     found = cells.cells_of(runs, outcome)
     scores = score_rows(frame.compared(found), outcome)
-    outcome, caution = usable_form(outcome, scores, "the effects are on")
-    found = found.of_outcome(outcome)
+    usable = usable_form(outcome, scores)
+    found = found.of_outcome(usable.form)
     effects = of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
         return encode(QueryResult.of_frame(effects), format)
-    weakness = common_weakness(scores)
+    weakness = weakness_text(common_weakness(scores))
     weak = f"no evidence about depth: {weakness}" if weakness else ""
-    data = found.settings.data_text if found.settings else ""
-    lines = [*filter(None, [weak, caution, data]), effects_text(listing(effects, found, detail))]
+    data = data_text(found.settings) if found.settings else ""
+    lines = [
+        *filter(None, [weak, caution(usable, "the effects are on"), data]),
+        effects_text(listing(effects, found, detail)),
+    ]
     return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
 
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from sparsedepth.cli import option
 from sparsedepth.cli.start_sweep import machine_of, run_driver
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.runs import search_text
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -64,7 +65,7 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.store.comparable_loss import loss_in
         from sparsedepth.store.connection import open_store
         from sparsedepth.store.packs import no_run_text
-        from sparsedepth.store.search import search_of, search_text
+        from sparsedepth.store.search import search_of
 
         out, paths = None if self.out is None else option.path(self.out), self.paths
         if out is not None:

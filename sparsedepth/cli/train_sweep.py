@@ -18,6 +18,7 @@ from sparsedepth.cli.start_sweep import (
     runtime_config,
 )
 from sparsedepth.files import MARKER
+from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import notes_text, summary_text
 from sparsedepth.words.plain_text import visible
 from sparsedepth.words.price import price_line
@@ -177,7 +178,7 @@ def train(given: TrainCommand) -> None:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
-    from sparsedepth.store.degeneracy import notes_on_run
+    from sparsedepth.store.degeneracy import reasons_of_run
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
@@ -185,7 +186,8 @@ def train(given: TrainCommand) -> None:
         was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print(summary_text(run.summary), end="")
-        print(notes_text(notes_on_run({**run.config.model_dump(), **run.summary})), end="")
+        reasons = reasons_of_run({**run.config.model_dump(), **run.summary})
+        print(notes_text(notes_on_run(reasons)), end="")
 
 
 @dataclass(frozen=True, kw_only=True)

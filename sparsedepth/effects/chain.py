@@ -46,6 +46,7 @@ from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical, two_sided_p
+from sparsedepth.words.degeneracy import caution, grounds
 
 Scope = Literal["pooled", "within depth"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
@@ -184,9 +185,9 @@ def cautions(runs: pd.DataFrame) -> list[Caution]:
     for score in of_stage("effectiveness"):
         rows = degeneracy.score_rows(runs, score) if score in runs.columns else []
         judged = degeneracy.degeneracy(score, rows)
-        if judged.grounds and not judged.is_degenerate:
-            in_some.setdefault(judged.grounds, []).append(score)
-        elif line := degeneracy.usable_form(score, rows)[1]:
+        if (why := grounds(judged)) and not judged.is_degenerate:
+            in_some.setdefault(why, []).append(score)
+        elif line := caution(degeneracy.usable_form(score, rows)):
             found.append(Caution(line))
     return [*found, Caution(in_some=in_some)] if in_some else found
 

@@ -14,8 +14,9 @@ import pandas as pd
 
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.store.comparable_loss import layers_hint, loss_of
+from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.small_sample import t_critical
+from sparsedepth.words.runs import layers_hint
 
 
 class Covariance(NamedTuple):

@@ -34,11 +34,12 @@ from sparsedepth.plots.style import GREY, Style, depth_colours, setting_styles
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, sound_layer_metrics
+from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, SMALL_LOSS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
 from sparsedepth.words.captions import by_layer_caption, by_setting_caption, rates_caption, rates_marked, to_measure
+from sparsedepth.words.degeneracy import layer_metrics_caption, main_reason
 from sparsedepth.words.plain_text import counted
 
 VARIANCE = "residual_variance"
@@ -100,14 +101,14 @@ def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tu
     a note on degenerate ones."""
     finished, layers = runs[runs["outcome"] == "ok"], _every_value(store)
     layers = layers[layers["metric"].isin(metrics)]
-    forms, notes = sound_layer_metrics(layers["metric"].unique(), finished)
-    drawn = {*forms.values()}
+    forms = sound_layer_metrics(layers["metric"].unique(), finished)
+    notes, drawn = layer_metrics_caption(forms, SMALL_LOSS), {*forms.drawn.values()}
     verdicts = {
         score.metric: degeneracy(score.name, score_rows(finished, score.name))
         for score in PROFILED
         if score.metric in drawn
     }
-    degenerate = {metric: found.reason for metric, found in verdicts.items() if found.is_degenerate}
+    degenerate = {metric: main_reason(found) for metric, found in verdicts.items() if found.is_degenerate}
     if degenerate:
         notes += f" Degenerate, so not drawn: {', '.join(f'{name} ({why})' for name, why in degenerate.items())}."
     logarithmic = layers["metric"].isin([name for name in metrics if BY_LAYER[name].scale == "log"])

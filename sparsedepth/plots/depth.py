@@ -26,9 +26,11 @@ from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.scaling.points import BUDGET, budget_of, budget_rows, finished
 from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
+from sparsedepth.store.degeneracy import degeneracy, score_rows, usable_forms
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.captions import depth_caption, isoflop_caption, panel_title
+from sparsedepth.words.degeneracy import degeneracy_caption
+from sparsedepth.words.differences import depth_text
 from sparsedepth.words.plain_text import counted
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
@@ -40,7 +42,7 @@ NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure dept
 def depth(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths."""
     settings = settings_of(store)
-    sizes = settings.depth_text.replace("\n", "; ") if settings else ""
+    sizes = depth_text(settings).replace("\n", "; ") if settings else ""
     return by_depth(compared_runs(store), f" {sizes}." if sizes else "")
 
 
@@ -66,7 +68,8 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     losses = points[points["panel"] == names[0]].groupby("setting")
     merit = losses["mean"].min() - 1e6 * losses["x"].nunique()
     settings = shown_settings(points["setting"], merit=merit.to_dict())
-    caption = depth_caption(points, len(settings), n_single, n_diverged) + degeneracy_caption(measured[:1], runs)
+    caption = depth_caption(points, len(settings), n_single, n_diverged)
+    caption += degeneracy_caption(usable_forms(measured[:1], runs, may_replace=False).values())
     order = [*settings, *names]
     points = points[points["setting"].isin(settings)].sort_values(
         ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order.index)

@@ -16,6 +16,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.search import search_of
 from sparsedepth.words.captions import data_note, folders_note
+from sparsedepth.words.differences import data_text
 from sparsedepth.words.plain_text import did_you_mean
 
 STYLES = ("screen", "paper")
@@ -64,7 +65,7 @@ def _notes(store: Store) -> tuple[str, str]:
     rows = store.sql("select distinct folder from runs where folder is not null").rows
     folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
     settings = settings_of(store)
-    return data_note(settings.data_text if settings else ""), folders_note(folders)
+    return data_note(data_text(settings) if settings else ""), folders_note(folders)
 
 
 def silent(name: str, done: float) -> None:

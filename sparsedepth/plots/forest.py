@@ -18,9 +18,10 @@ from sparsedepth.plots.style import GREY, depth_colours, log_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
+from sparsedepth.store.degeneracy import UsableForm, usable_forms
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.captions import LONGEST, effects_caption, escaped, folded, lr_change, shortened
+from sparsedepth.words.degeneracy import degeneracy_caption
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -37,14 +38,16 @@ def effects_of(store: Store) -> pd.DataFrame:
     """Every setting against the baseline at every depth, on the outcomes of the forest plot, degenerate scores in their
     sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""
     cells = cells_of_store(store)
-    outcomes = (cells.of_outcome(name) for name in dict.fromkeys(outcome_forms(cells.runs).values()))
+    outcomes = (
+        cells.of_outcome(name) for name in dict.fromkeys(usable.form for usable in outcome_forms(cells.runs).values())
+    )
     effects = pd.concat(map(setting_effects, outcomes), ignore_index=True)
     return effects.loc[effects["basis"].ne("none") & effects["estimate"].notna(), [*COLUMNS]].reset_index(drop=True)
 
 
-def outcome_forms(runs: pd.DataFrame) -> dict[str, str]:
+def outcome_forms(runs: pd.DataFrame) -> dict[str, UsableForm]:
     """Outcome of the forest plot -> the column that is drawn for it."""
-    return sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
+    return usable_forms(with_loss(loss_of(runs), OUTCOMES), runs)
 
 
 def effects(store: Store) -> Drawing:
@@ -55,8 +58,7 @@ def effects(store: Store) -> Drawing:
             "no two finished configurations agree in tokens, parameters or FLOPs and have seeds in common, "
             "so there is no effect to draw"
         )
-    forms = outcome_forms(results := result_rows(runs))
-    notes = degeneracy_caption(forms, results, forms)
+    notes = degeneracy_caption(outcome_forms(result_rows(runs)).values())
     return Drawing(data=data, page=partial(page_of_effects, data, sorted(set(runs["n_layers"].astype(int))), notes))
 
 

@@ -23,9 +23,17 @@ from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import RELATIVE_ROWS, SCORES, float_or_none, reasons_in, sound_layer_metrics
+from sparsedepth.store.degeneracy import (
+    RELATIVE_ROWS,
+    SCORES,
+    SMALL_LOSS,
+    float_or_none,
+    reasons_in,
+    sound_layer_metrics,
+)
 from sparsedepth.store.small_sample import Z
 from sparsedepth.words.captions import FACTS, folded, profile_caption, profile_title, title_of_pairs
+from sparsedepth.words.degeneracy import layer_metrics_caption, reason_text
 
 COLUMNS = 4
 TITLE = 32
@@ -152,7 +160,8 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
     relative = sorted(RELATIVE_ROWS & {*rows["name"], *profile.matrices})
-    notes = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
+    forms = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))
+    notes = layer_metrics_caption(forms, SMALL_LOSS)
     page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
     caption(page, profile_caption(profile, degenerate, notes, int(rows["value"].count() - shown["value"].count())))
     return page
@@ -175,7 +184,9 @@ def _degenerate(profile: LayerProfile) -> dict[str, str]:
     drawn = {*profile.profiles["name"], *profile.matrices}
     names = [*FACTS, *(score.name for score in PROFILED if score.metric in drawn)]
     measured = (name for name in names if name in SCORES and float_or_none(profile.run.get(name)) is not None)
-    return {name: "; ".join(reasons) for name in measured if (reasons := reasons_in(name, profile.run))}
+    return {
+        name: "; ".join(map(reason_text, reasons)) for name in measured if (reasons := reasons_in(name, profile.run))
+    }
 
 
 def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_layers: int) -> None:

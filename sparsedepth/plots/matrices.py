@@ -19,8 +19,9 @@ from sparsedepth.plots.style import LINEAR_BELOW, MISSING, layer_ticks, linear_b
 from sparsedepth.quantities import BY_PAIR
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import sound_layer_metrics
+from sparsedepth.store.degeneracy import SMALL_LOSS, sound_layer_metrics
 from sparsedepth.words.captions import escaped, not_shown, shortened, title_of_pairs, to_measure
+from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.plain_text import counted
 
 METRICS = ("causal_effect", "permutation_effect")
@@ -62,7 +63,8 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> tuple[pd.DataFrame
     sparse = [] if len(sparse) == len(n_pairs) else sorted(map(str, sparse))
     values = values[~values["metric"].isin(sparse)]
     shown = shown_settings(values["setting"], MOST)
-    notes = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(chosen["run_id"])])[1]
+    forms = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(chosen["run_id"])])
+    notes = layer_metrics_caption(forms, SMALL_LOSS)
     notes += not_shown(values["setting"].nunique() - len(shown), "further setting")
     notes += f" Too few pairs measured to draw: {', '.join(sparse)}." if sparse else ""
     return values[values["setting"].isin(shown)].reset_index(drop=True), notes

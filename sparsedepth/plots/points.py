@@ -39,7 +39,7 @@ from sparsedepth.plots.style import (
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
+from sparsedepth.store.degeneracy import UsableForm, degeneracy, score_rows, usable_forms
 from sparsedepth.store.saved_queries import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.subject import is_imported
@@ -53,6 +53,7 @@ from sparsedepth.words.captions import (
     shortened,
     slices_caption,
 )
+from sparsedepth.words.degeneracy import degeneracy_caption
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -71,12 +72,12 @@ and smaller."""
 
 def sound_panels(
     pairs: Sequence[tuple[str, str]], runs: pd.DataFrame, judged: pd.DataFrame
-) -> tuple[list[tuple[str, str]], dict[str, str]]:
+) -> tuple[list[tuple[str, str]], dict[str, UsableForm]]:
     """The pairs with the comparable loss of `runs` in place of val_loss, and a sound form in place of a score that is
     degenerate in those `judged`; and the forms."""
     requested = [with_loss(loss_of(runs), pair) for pair in pairs]
-    forms = sound_forms((name for pair in requested for name in pair), judged)
-    return [(forms[x], forms[y]) for x, y in requested], forms
+    forms = usable_forms((name for pair in requested for name in pair), judged)
+    return [(forms[x].form, forms[y].form) for x, y in requested], forms
 
 
 def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
@@ -100,7 +101,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
     quantity of the panels (NaN if not measured or not drawable)."""
     finished = runs[runs["outcome"] == "ok"].reset_index(drop=True)
     links, forms = sound_panels(LINKS, runs, finished)
-    names = list(dict.fromkeys(forms.values()))
+    names = list(dict.fromkeys(usable.form for usable in forms.values()))
     points = finished[["run_id", "n_layers", "lr", "setting"]].assign(kind=changed_fields(finished, is_search))
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
@@ -110,9 +111,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
         of_import = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
         advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
-    notes = chain_caption(
-        points, names, (runs["outcome"] == "diverged").sum(), degeneracy_caption(forms, finished, forms)
-    )
+    notes = chain_caption(points, names, (runs["outcome"] == "diverged").sum(), degeneracy_caption(forms.values()))
     degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
     return Drawing(data=points, page=partial(page_of_runs, points, links, degenerate, notes + further))
 
@@ -185,16 +184,17 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
     complete["kind"] = changed_fields(complete, bool(objectives))
     if len(objectives) > 1:
         pairs = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
-        forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
+        forms = usable_forms(objectives, runs, may_replace=False)  # they are what was searched for
     else:
         pairs, forms = sound_panels(TRADES, runs, runs)
     by_cell = complete.groupby("cell_id")
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
-    for name in forms.values():
+    drawn = [usable.form for usable in forms.values()]
+    for name in drawn:
         found = intervals(complete[["cell_id", "seed"]].assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
         cells[name] = found["mean"]
         cells[[f"{name}_lo", f"{name}_hi"]] = found[["lo", "hi"]].clip(*IN_RUNS[name].range)
-    measured = [name for name in forms.values() if cells[name].notna().any()]
+    measured = [name for name in drawn if cells[name].notna().any()]
     pairs = [pair for pair in pairs if {*pair} <= {*measured}]
     cells = cells.dropna(subset=measured)
     if len(cells) < 2 or not pairs:
@@ -202,7 +202,7 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
         raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
     cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
     noun = "proposal" if objectives else "configuration"
-    notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms)
+    notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms.values())
     return Drawing(data=cells.reset_index(), page=partial(page_of_front, cells, pairs, noun, notes))
 
 
@@ -252,7 +252,7 @@ def slices(store: Store) -> Drawing:
     if len(frame) < 2:
         raise NothingToDraw("fewer than two proposals finished")
     data = frame[["cell_id", *options_of(frame, search), *search.objectives, "proposal", "best_so_far"]]
-    notes = degeneracy_caption(search.objectives, runs)
+    notes = degeneracy_caption(usable_forms(search.objectives, runs, may_replace=False).values())
     return Drawing(data=data, page=partial(page_of_slices, search, frame, notes))
 
 

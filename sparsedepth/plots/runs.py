@@ -16,8 +16,9 @@ from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
-from sparsedepth.store.setting import only_tuning_text, read_settings
+from sparsedepth.store.setting import only_tuning, read_settings
 from sparsedepth.store.tuning_roles import IS_TRAINED, result_rows, without_measured_models
+from sparsedepth.words.differences import only_tuning_text, setting_label
 
 Result = TypeVar("Result")
 
@@ -49,7 +50,7 @@ settings_of = once_per_store(read_settings)
 def read_runs(store: Store) -> pd.DataFrame:
     """The trained rows of `runs`. Raises NothingToDraw if none finished, or only tuning."""
     trained = finished_of(all_runs(store))
-    if result_rows(trained).empty and (text := only_tuning_text(store)):
+    if result_rows(trained).empty and (text := only_tuning_text(only_tuning(store))):
         raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
     return trained
 
@@ -142,7 +143,7 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
         return {}
     fields = [name for name in CELL_FIELDS if name not in without]
     rows = store.sql(f"SELECT DISTINCT cell_id, {', '.join(fields)} FROM runs WHERE {IS_TRAINED}").rows
-    return {cell_id: settings.label(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
+    return {cell_id: setting_label(settings, dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
 def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:

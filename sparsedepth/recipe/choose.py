@@ -23,9 +23,12 @@ from sparsedepth.effects.frame import BASES, Effect, as_records, compared, effec
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
-from sparsedepth.store.subject import buildable, import_note, is_imported, unstated
+from sparsedepth.store.subject import buildable, imported_among, is_imported, unstated
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.degeneracy import caution, weakness_text
+from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.effects import budget_text, no_baseline
+from sparsedepth.words.runs import import_note
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -146,10 +149,11 @@ def derive(
     place, shown_at = _place(depth, depths)
     used = compared(found.cells)
     used = used[used["n_layers"].isin(shown_at or depths)]
+    origins = zip(used["origin"], used["unknown_fields"], strict=True) if is_imported(used) else ()
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
         seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=budget_text(found.cells),
-        unknown=import_note(zip(used["origin"], used["unknown_fields"], strict=True)) if is_imported(used) else "",
+        unknown=import_note(imported_among(origins)),
         defaulted=unstated(used), tried=found.tried,
     )  # fmt: skip
     if not depths or depth is None:
@@ -164,12 +168,12 @@ def derive(
         recipe,
         baseline=baseline,
         config=baseline,
-        baseline_text=settings.baseline_text.removeprefix("baseline: ") if settings else "",
+        baseline_text=baseline_text(settings).removeprefix("baseline: ") if settings else "",
         baseline_seeds=found.runs_of(BASELINE, shown_at[0])["seed"].fillna(-1).nunique(),
-        weakness=common_weakness(scores),
+        weakness=weakness_text(common_weakness(scores)),
     )
     if degeneracy(objective, scores).is_degenerate:
-        return _with(recipe, abstained=usable_form(objective, scores)[1])
+        return _with(recipe, abstained=caution(usable_form(objective, scores)))
     if place != "inside" and len(shown_at) < 2:
         return _with(recipe, abstained=f"only {shown_at[0]} layers were run: how effects change with depth is unknown")
     recipe = _with(recipe, candidates=tuple(_candidates(found, recipe)))
@@ -372,7 +376,8 @@ def _weak(found: Evidence, recipe: Recipe) -> Recipe:
         return recipe
     named: Mapping[str, str] = {BASELINE: "at the baseline"} | {c.setting: f"with {c.setting}" for c in recipe.changes}
     for setting, name in named.items():
-        weakness = common_weakness(score_rows(found.runs_of(setting, recipe.shown_at[0]), recipe.objective))
+        rows = score_rows(found.runs_of(setting, recipe.shown_at[0]), recipe.objective)
+        weakness = weakness_text(common_weakness(rows))
         if weakness:
             return _with(recipe, weakness=f"{name}, {weakness}")
     return recipe

@@ -13,11 +13,11 @@ from sparsedepth.files import write_text
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card
 from sparsedepth.recipe.verify import pair_yaml
-from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import interval_text, setting_text, size_text, title, unit_text
 from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import counted, terminal_width, visible, wrapped
+from sparsedepth.words.runs import layers_hint
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
 

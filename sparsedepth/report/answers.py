@@ -21,8 +21,10 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
-from sparsedepth.store.setting import BUDGET, only_tuning_text
+from sparsedepth.store.setting import BUDGET, only_tuning
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.degeneracy import caution
+from sparsedepth.words.differences import baseline_text, data_text, depth_text, only_tuning_text
 from sparsedepth.words.effects import budget_text, effects_text, lr_text, nothing_text, size_text
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.scaling import flops_text
@@ -64,7 +66,7 @@ class Answer:
 
 def answer(store: Store, name: str) -> Answer:
     """The answer to one of ANSWERS. Raises ValueError where only tuning is complete, and for a search."""
-    if reason := only_tuning_text(store):
+    if reason := only_tuning_text(only_tuning(store)):
         raise ValueError(reason)
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
@@ -85,14 +87,14 @@ def variance_answer(cells: Cells) -> Answer:
     cells, runs = cells.of_outcome(VARIANCE), cells.runs
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
-    score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
-    names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
+    usable = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
+    names = [VARIANCE, *(name for name in (*BESIDE[:-1], usable.form) if name in runs and runs[name].notna().any())]
     same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
     frames = {name: setting_effects(cells.of_outcome(name)) for name in names}
     frames = {name: frame[frame["setting"].isin(same_data)] for name, frame in frames.items()}
     variance = frames[VARIANCE]
     if variance.empty:
-        return Answer(sentence=cells.settings.data_text or nothing_text(cells))
+        return Answer(sentence=data_text(cells.settings) or nothing_text(cells))
     ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
     settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames.values()) for name in settings]
@@ -102,10 +104,10 @@ def variance_answer(cells: Cells) -> Answer:
         f"verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
         "lr decides: another sign at equal lr",
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
-        cells.settings.baseline_text,
-        cells.settings.data_text,
+        baseline_text(cells.settings),
+        data_text(cells.settings),
         budget_text(cells),
-        caution,
+        caution(usable),
         f"{len(ordered) - len(settings)} more settings: --format csv" if len(ordered) > len(settings) else "",
     ]
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
@@ -199,8 +201,8 @@ def depth_answer(cells: Cells) -> Answer:
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",
         *dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"]),
-        *cells.settings.depth_text.splitlines(),
-        cells.settings.baseline_text,
+        *depth_text(cells.settings).splitlines(),
+        baseline_text(cells.settings),
     ]
     return Answer(
         sentence=_depth_sentence(compared, cells),

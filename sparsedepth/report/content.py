@@ -27,12 +27,14 @@ from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
-from sparsedepth.store.search import search_of, search_text
+from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.best import degenerate_text
 from sparsedepth.words.chain import caution_line, evidence_lines, link_heading
 from sparsedepth.words.effects import effect_sentence
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.runs import search_text
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
@@ -129,7 +131,7 @@ def search_sentences(
     setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
     return (
         f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {value} at {setting}.",
-        *([f"{ranking.degenerate}."] if ranking.degenerate else []),
+        *([f"{degenerate}."] if (degenerate := degenerate_text(ranking)) else []),
         f"{text[0].upper()}{text[1:]}: sparsedepth best {folder} --again again.yaml.",
         f"What each axis does: sparsedepth effects {folder}.",
     )

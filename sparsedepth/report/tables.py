@@ -16,9 +16,10 @@ from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths
-from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
+from sparsedepth.store.degeneracy import SCORES, Reason, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
+from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.effects import budget_text, interval_text, lr_text, size_text
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import plain, readable
@@ -98,7 +99,7 @@ def table_of_runs(runs: pd.DataFrame) -> PageTable:
     return table_of(columns, rows)
 
 
-def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
+def _with_mark(value: Any, reasons: Sequence[Reason]) -> TableCell:
     score = cell(value)
     return TableCell(f"{score.text} {DEGENERATE}", score.key) if reasons and score.key != "" else score
 
@@ -177,7 +178,7 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
         ("training FLOPs", "relative to the baseline"),
         ("time", "relative to the baseline, as measured: depends on the load of its machine"),
     ]
-    parts = [f"What to use at each depth, by {cells.outcome}", cells.settings.baseline_text, budget_text(cells)]
+    parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
     rows = [

@@ -24,9 +24,10 @@ from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
-from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
+from sparsedepth.store.setting import BUDGET, only_tuning, read_settings
 from sparsedepth.store.table_file import by_value, open_table, quoted, read_texts
 from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.words.differences import only_tuning_text, setting_label
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
@@ -93,7 +94,7 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
             f", coalesce({key}, run_id) AS cluster FROM runs "
             f"WHERE {IS_POINT} AND val_loss IS NOT NULL AND {condition} ORDER BY run_id"
         )
-        tuning = only_tuning_text(store)
+        tuning = only_tuning_text(only_tuning(store))
     if points.empty and tuning:
         raise ValueError(f"{str(source)!r}: {tuning}; the law is fitted to results")
     if points.empty:
@@ -152,10 +153,10 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         f"FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT}"
     )
     if settings is None or runs.empty:
-        raise ValueError(only_tuning_text(store) or "no run was trained to the end")
+        raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
     fields = [name for name in settings.label_fields if name != BUDGET]
     records = runs[fields].astype(object).where(runs[fields].notna(), None).to_dict("records")
-    runs["setting"] = [settings.label(record) for record in records]
+    runs["setting"] = [setting_label(settings, record) for record in records]
     if knob is not None:
         if knob not in fields:
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")

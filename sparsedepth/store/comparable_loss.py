@@ -8,20 +8,20 @@ compared by val_loss_common if all finished runs have it at the same context (wi
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
-from sparsedepth.words.plain_text import counted, visible
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sparsedepth.store.connection import Store
 
-OWN, COMMON = "val_loss", "val_loss_common"
+Loss = Literal["val_loss", "val_loss_common"]
+OWN: Loss = "val_loss"
+COMMON: Loss = "val_loss_common"
 DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
 """Fields between whose values losses are not comparable."""
 
@@ -31,15 +31,7 @@ def differing_data(rows: "pd.DataFrame") -> str:
     return ", ".join(name for name in DATA if name in rows and rows[name].nunique(dropna=False) > 1)
 
 
-def layers_hint(outcome: str) -> str:
-    """How a number of needed layers is to be compared; '' for another outcome."""
-    quantity = IN_RUNS.get(outcome)
-    if quantity is None or quantity.unit != "layer":
-        return ""
-    return f"a better model needs more layers: `sparsedepth effects DIR --by {outcome}` compares at equal loss"
-
-
-def loss_of(runs: "pd.DataFrame") -> str:
+def loss_of(runs: "pd.DataFrame") -> Loss:
     """The loss that compares these rows of `runs`."""
     if not {"seq_len", "eval_seq_len", COMMON} <= set(runs.columns):
         return OWN
@@ -57,7 +49,7 @@ def has_one_context(runs: "pd.DataFrame") -> bool:
     return context.nunique() < 2
 
 
-def loss_in(store: "Store") -> str:
+def loss_in(store: "Store") -> Loss:
     """The loss that compares all trained runs of a store; the rule of `loss_of`, without pandas."""
     ((is_common,),) = store.sql(
         f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL)"
@@ -72,18 +64,16 @@ def with_loss(loss: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(loss if name == OWN else name for name in names)
 
 
-def version_differences(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
-    """The packages with several versions, and the number of runs with each; '' where there are none. `packages`: that
-    column of `runs`; `here`: the versions of this machine, if a run is to be added."""
+def version_differences(
+    packages: Iterable[str | None], here: Mapping[str, str | None] | None = None
+) -> dict[str, Counter[str]]:
+    """Package of several versions -> version -> runs. `packages`: that column of `runs`; `here`: the versions of this
+    machine, if a run is to be added."""
     counts = defaultdict[str, Counter[str]](Counter)
     for text in packages:
         for name, version in json.loads(text or "{}").items():
             counts[name][str(version)] += 1
-    texts = []
-    for name, versions in sorted(counts.items()):
+    for name, versions in counts.items():
         if here is not None:
             versions[str(here.get(name))] += 0
-        if len(versions) > 1:
-            of_runs = {version: counted(n, "run") if n else "here" for version, n in sorted(versions.items())}
-            texts.append(f"{name} " + ", ".join(f"{version} ({runs})" for version, runs in of_runs.items()))
-    return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
+    return {name: versions for name, versions in counts.items() if len(versions) > 1}

@@ -1,6 +1,6 @@
 """The result of a query: named columns and rows of plain Python values. `words.table` and `words.formats` write it."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ class QueryResult:
         """The rows of a frame, NULL where a value is missing."""
         plain = frame.astype(object).where(frame.notna(), None)
         return cls(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "QueryResult":
+        return cls(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
 
     def values(self) -> list[list[Any]]:
         return [[row[index] for row in self.rows] for index in range(len(self.columns))]

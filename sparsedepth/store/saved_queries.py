@@ -6,21 +6,20 @@ In the SQL {varying} stands for the fields that vary in the store, {others} for 
 that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
 (`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL."""
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import columns_for, usable_form
+from sparsedepth.store.degeneracy import UsableForm, columns_for, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
+from sparsedepth.store.setting import Settings, TuningProgress, only_tuning, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
-from sparsedepth.words.plain_text import did_you_mean, wrapped
-from sparsedepth.words.table import fitted_table
+from sparsedepth.words.plain_text import did_you_mean
 
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",
@@ -29,7 +28,6 @@ FROM_EFFECTS = {
 }
 """Further questions, answered by `sparsedepth.report.answers` from the frame of effects."""
 SIGNAL_TO_NOISE = "signal_to_noise"
-"""A further question, answered by `sparsedepth.store.signal_to_noise`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,12 @@ class SavedQuery:
     """Scores of depth that it shows."""
     ranks: bool = False
     """Whether it compares configurations by their loss."""
+    explains: str = ""
+    """Its columns."""
+    max_rows: int = 200
+    """In a terminal."""
+    n_for_interval: ClassVar[int] = MIN_VALUES
+    """Seeds that an interval needs."""
 
 
 def _mean(name: str) -> str:
@@ -132,56 +136,74 @@ QUESTIONS: dict[str, SavedQuery] = {
 }
 
 
+_SIGNAL_TO_NOISE = SavedQuery(
+    asks=signal_to_noise.QUESTION,
+    sql=f"-- by `store.signal_to_noise`, of {IS_RESULT}",
+    none="no depth has two configurations with two finished seeds each",
+    optional=("hi", "lo"),
+    explains=signal_to_noise.EXPLAINED,
+    max_rows=50,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The answer to a saved query."""
+
+    query: SavedQuery
+    result: QueryResult
+    shown: QueryResult
+    """In a terminal: one column says how a configuration differs from the baseline."""
+    optional: tuple[str, ...]
+    """As those of the query."""
+    settings: Settings | None
+    scores: tuple[UsableForm, ...] = ()
+    """The scores of depth that it shows, degenerate ones in their sound form."""
+    has_runs: bool = True
+    only_tuning: TuningProgress | None = None
+    """Where there is no row: how far tuning is."""
+
+
 def sentences() -> dict[str, str]:
     """Name of a question that `ask` answers -> the question."""
-    return {name: question.asks for name, question in QUESTIONS.items()} | {SIGNAL_TO_NOISE: signal_to_noise.QUESTION}
+    return {name: query.asks for name, query in QUESTIONS.items()} | {SIGNAL_TO_NOISE: signal_to_noise.QUESTION}
 
 
 def ask(store: Store, name: str) -> QueryResult:
-    """The answer to a saved question. Raises ValueError for an unknown name."""
-    if name == SIGNAL_TO_NOISE:
-        return signal_to_noise.answer(store)
-    question = _find(name)
-    return _answer(store, question, _sound_scores(store, question), read_settings(store))
+    """The rows of the answer to a saved query. Raises ValueError for an unknown name."""
+    return answered(store, name).result
 
 
-def text(store: Store, name: str) -> str:
-    """The answer for a terminal, below its question: one column says how a configuration differs from the baseline."""
-    if name == SIGNAL_TO_NOISE:
-        return signal_to_noise.text(store)
-    question, settings = _find(name), read_settings(store)
-    scores = _sound_scores(store, question)
-    answer = _answer(store, question, scores, settings)
-    if not answer.rows or settings is None:
-        return f"{wrapped([question.asks])}none: {_why_none(store, question)}"
-    optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = fitted_table(with_setting_column(answer, settings), optional)
-    interval = ""
-    if "lo" in answer.columns:
-        is_cut = any(row["lo"] == 0 for row in answer.records())
-        interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
-        interval = interval if "lo" in table.columns else f"an interval needs {MIN_VALUES} seeds"
-    remarks = [
-        question.asks,
-        *scores.values(),
-        interval,
-        settings.cost_text(table.columns),
-        settings.baseline_text if "setting" in table.columns else "",
-        settings.depth_text,
-        settings.data_text if question.ranks else "",
-    ]
-    return f"{wrapped(filter(None, remarks))}{table.text}"
-
-
-def _find(name: str) -> SavedQuery:
-    if name not in QUESTIONS:
+def answered(store: Store, name: str) -> Answered:
+    """The answer to a saved query. Raises ValueError for an unknown name."""
+    if name not in sentences():
         names = (*sentences(), *FROM_EFFECTS)
         hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
         raise ValueError(f"no question is called {name!r}; {hint}")
-    return QUESTIONS[name]
+    if name == SIGNAL_TO_NOISE:
+        query, settings, scores = _SIGNAL_TO_NOISE, None, ()
+        result = signal_to_noise.answer(store)
+        of_all_layers = tuple(row for row in result.rows if row[0] not in signal_to_noise.FORMS)
+        shown = replace(result, rows=of_all_layers).of_columns(signal_to_noise.IN_TERMINAL)
+    else:
+        query, settings = QUESTIONS[name], read_settings(store)
+        scores = tuple(_sound_scores(store, query))
+        result = _result(store, query, [*dict.fromkeys(usable.form for usable in scores)], settings)
+        shown = with_setting_column(result, settings) if settings else result
+    forms = " ".join(dict.fromkeys(usable.form for usable in scores))
+    return Answered(
+        query=query,
+        result=result,
+        shown=shown,
+        optional=tuple(names.format(scores=forms) for names in query.optional),
+        settings=settings,
+        scores=scores,
+        has_runs=store.sql(f"SELECT count(*) FROM runs WHERE {IS_TRAINED}").rows != ((0,),),
+        only_tuning=None if result.rows or IS_RESULT not in query.sql else only_tuning(store),
+    )
 
 
-def _answer(store: Store, question: SavedQuery, scores: Iterable[str], settings: Settings | None) -> QueryResult:
+def _result(store: Store, query: SavedQuery, scores: Sequence[str], settings: Settings | None) -> QueryResult:
     varying = [name for name in settings.varying if name != "n_layers"] if settings else []
     loss = loss_in(store)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
@@ -193,25 +215,14 @@ def _answer(store: Store, question: SavedQuery, scores: Iterable[str], settings:
         "scores": scores,
     }
     listed = {name: "".join(f"{column}, " for column in names) for name, names in columns.items()}
-    answer = store.sql(question.sql.format(**listed, score=next(iter(scores), ""), loss=loss))
+    answer = store.sql(query.sql.format(**listed, score=next(iter(scores), ""), loss=loss))
     return _with_interval(answer) if "losses" in answer.columns else answer
 
 
-def _sound_scores(store: Store, question: SavedQuery) -> dict[str, str]:
-    """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
-    notes: dict[str, list[str]] = defaultdict(list)
-    for score in question.scores:
+def _sound_scores(store: Store, query: SavedQuery) -> Iterator[UsableForm]:
+    for score in query.scores:
         rows = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {IS_RESULT}").records()
-        form, note = usable_form(score, rows)
-        notes[form].append(note)
-    return {form: "\n".join(lines) for form, lines in notes.items()}
-
-
-def _why_none(store: Store, question: SavedQuery) -> str:
-    """Why there is no row: no run, none that is a result, or none of that kind."""
-    if store.sql(f"SELECT count(*) FROM runs WHERE {IS_TRAINED}").rows == ((0,),):
-        return "there is no complete run"
-    return (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
+        yield usable_form(score, rows)
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:

@@ -38,14 +38,6 @@ def search_of(roots: Sequence[Path]) -> SweepDefinition | None:
     return searches[0] if searches and len(folders) == 1 else None
 
 
-def search_text(search: SweepDefinition) -> str:
-    """'a TPE search over lr, without a baseline; ...'."""
-    kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
-    front = ", and which proposals are on the front is partly chance," if len(search.objectives) > 1 else ""
-    optimism = f"the best of many is optimistic{front} until run with new seeds"
-    return f"a {kind} search over {', '.join(search.varied)}, without a baseline; {optimism}"
-
-
 def least_seeds(search: SweepDefinition) -> int:
     """The least number of seeds of a proposal none of whose runs was pruned, failed or is unfinished."""
     return min(len(own_seeds(entry, search.seeds)) for entry in ({}, *search.variants, *search.cells))

@@ -8,11 +8,11 @@ as a task's vocabulary or a budget of tokens per parameter."""
 
 import functools
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
@@ -21,7 +21,8 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
-from sparsedepth.words.values import assignment, number_text, readable
+from sparsedepth.words.differences import setting_label
+from sparsedepth.words.values import number_text
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -55,6 +56,8 @@ class Configuration:
 class Settings:
     """How the configurations of a store differ."""
 
+    budget: ClassVar[str] = BUDGET
+    """The field that labels name even where it does not differ."""
     baseline: Configuration
     varying: tuple[str, ...]
     """Fields with more than one known value."""
@@ -68,57 +71,26 @@ class Settings:
     """Sizes, and an lr, determined by n_layers, such as the tokens of a budget per parameter: field -> n_layers ->
     value."""
 
-    @property
-    def data_text(self) -> str:
-        """A warning where the configurations were trained on different data."""
-        names = ", ".join(self.data)
-        return f"configurations differ in {names}: losses on different data are not comparable" if names else ""
 
-    @property
-    def depth_text(self) -> str:
-        """'train_tokens depends on n_layers: 1347584 at 4, 6389760 at 24', a line per field."""
-        values = {
-            name: ", ".join(f"{readable(size)} at {depth}" for depth, size in sizes.items())
-            for name, sizes in self.by_depth.items()
-        }
-        return "\n".join(f"{name} depends on n_layers: {text}" for name, text in values.items())
+class TuningProgress(NamedTuple):
+    """Tuning runs that are complete, and planned."""
 
-    def cost_text(self, columns: Container[str]) -> str:
-        """'params, flops (training): relative to the baseline (124128, 6.393e+11)'; '' without one."""
-        costs = {"params": self.baseline.params, "flops": self.baseline.flops}
-        references = {name: readable(value) for name, value in costs.items() if name in columns and value}
-        depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
-        names = ", ".join(references).replace("flops", "flops (training)")
-        return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""
-
-    @property
-    def baseline_text(self) -> str:
-        """'baseline: n_kv_heads=2, depth_scale=none', its values of the fields that labels name; empty without any."""
-        known = {name: self.baseline.knobs[name] for name in self.label_fields if name != BUDGET}
-        values = ", ".join(assignment(name, value) for name, value in known.items() if value is not None)
-        return f"baseline: {values}" if values else ""
-
-    def label(self, knobs: Mapping[str, Any]) -> str:
-        """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does. The
-        budget is named in each: 'baseline, train_tokens=6400'."""
-        named = [name for name in self.label_fields if name in knobs]
-        differing = [name for name in named if name != BUDGET and knobs[name] != self.baseline.knobs[name]]
-        parts = [assignment(name, knobs[name]) for name in differing] or ["baseline"]
-        return ", ".join([*parts, *([assignment(BUDGET, knobs[BUDGET])] if BUDGET in named else [])])
+    n_complete: int
+    n_planned: int
 
 
-def only_tuning_text(store: "Store") -> str:
-    """'only tuning runs are complete so far (3 of 30)'; '' where a result is complete, or no run at all."""
+def only_tuning(store: "Store") -> TuningProgress | None:
+    """How far tuning is; None where a result is complete, or no run at all."""
     sql = f"SELECT count(*), count(*) FILTER (NOT ({IS_CHOSEN})) FROM runs WHERE {IS_TRAINED}"
     ((n_trained, n_tuning),) = store.sql(sql).rows
     if not n_trained or n_tuning < n_trained:
-        return ""
+        return None
     planned = sum(
         len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds) * (1 + len(grid.branch_at))
         for grid in definitions_of(store.roots)
         if not grid.is_search
     )
-    return f"only tuning runs are complete so far ({n_tuning}{f' of {planned}' if planned >= n_tuning else ''})"
+    return TuningProgress(n_tuning, planned)
 
 
 def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
@@ -136,40 +108,60 @@ def configuration_of(config: RunConfig, tuned: Iterable[str]) -> Configuration:
     return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=stored_fields(config))
 
 
+class _Rule(NamedTuple):
+    """Fields that labels leave out where they follow from the depth, and from the rest of the label if so."""
+
+    applies: Callable[[str], bool]
+    from_labels: bool
+
+
+_RULES = (
+    _Rule(lambda name: _ROLES[name].kind in ("capacity", "data"), from_labels=True),
+    _Rule(lambda name: name == "lr", from_labels=False),
+)
+_TRIED_LAST = {"d_model": 1, "corpus": 2}
+"""From the width a d_ff and a budget follow; the group or length of a corpus is a shorter label."""
+
+
 def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration] = ()) -> Settings:
     """Settings of these cells; needs at least one. `planned`: those of an unfinished sweep, of which one may be the
     baseline; the values of tuned fields are not known for them."""
     is_tuned = frozenset[str]().union(*(cell.tuned for cell in (*cells, *planned)))
     run = {_without(cell, is_tuned) for cell in cells}
-    missing = [cell for cell in planned if _without(cell, is_tuned) not in run]
-    known = {name: cells if name in is_tuned else [*cells, *missing] for name in CELL_FIELDS}
-    values = {name: {cell.knobs[name] for cell in known[name] if _is_known(cell, name)} for name in CELL_FIELDS}
+    every = [*cells, *(cell for cell in planned if _without(cell, is_tuned) not in run)]
+    values = {
+        name: {cell.knobs[name] for cell in (cells if name in is_tuned else every) if _is_known(cell, name)}
+        for name in CELL_FIELDS
+    }
     varying = tuple(name for name in CELL_FIELDS if len(values[name]) > 1)
-    tuned = tuple(name for name in varying if name in is_tuned)
-    cells = [*cells, *missing]
-    label_fields = [name for name in varying if name not in (*tuned, "n_layers") and _is_label_field(name, cells)]
-    by_depth: dict[str, Mapping[int, Any]] = {}
-    # Tried last: d_model, from which d_ff and a budget follow, and corpus, whose group or length is a shorter label.
-    for name in sorted(label_fields, key=lambda name: (name == "corpus", name == "d_model")):
-        others = [other for other in label_fields if other != name]
-        is_size, of_depth = _ROLES[name].kind in ("capacity", "data"), _follows(name, ["n_layers"], cells)
-        if (is_size and _follows(name, ["n_layers", *others], cells)) or (name == "lr" and of_depth):
-            label_fields = others
-            if of_depth and not _follows(name, others, cells):
-                sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _is_known(cell, name)}
-                by_depth[name] = dict(sorted(sizes.items()))
+    chosen = [name for name in varying if name not in is_tuned and name != "n_layers"]
+    label_fields, by_depth = _label_fields([name for name in chosen if _is_label_field(name, every)], every)
     data: list[str] = []
     for name in varying:
-        if _ROLES[name].kind == "data" and not (data and _follows(name, data, cells)):
+        if _ROLES[name].kind == "data" and not (data and _follows(name, data, every)):
             data.append(name)
     return Settings(
-        baseline=_nearest_baseline(cells, [name for name in varying if name not in (*tuned, "n_layers")]),
+        baseline=_nearest_baseline(every, chosen),
         varying=varying,
-        tuned=tuned,
+        tuned=tuple(name for name in varying if name in is_tuned),
         label_fields=tuple(label_fields),
         data=tuple(data),
         by_depth=by_depth,
     )
+
+
+def _label_fields(names: list[str], cells: Sequence[Configuration]) -> tuple[list[str], dict[str, Mapping[int, Any]]]:
+    """The fields of labels without those that follow (_RULES), and the values of those that follow from depth alone."""
+    by_depth: dict[str, Mapping[int, Any]] = {}
+    for name in sorted(names, key=lambda name: _TRIED_LAST.get(name, 0)):
+        others = [other for other in names if other != name]
+        rules = [rule for rule in _RULES if rule.applies(name)]
+        if any(_follows(name, ["n_layers", *(others if rule.from_labels else ())], cells) for rule in rules):
+            names = others
+            if _follows(name, ["n_layers"], cells) and not _follows(name, others, cells):
+                sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _is_known(cell, name)}
+                by_depth[name] = dict(sorted(sizes.items()))
+    return names, by_depth
 
 
 def read_settings(store: "Store") -> Settings | None:
@@ -193,7 +185,7 @@ def read_settings(store: "Store") -> Settings | None:
 
 def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     """The table with a last column `setting` in place of the varying fields but depth and tuned ones; parameters and
-    training FLOPs relative to the baseline (`Settings.cost_text`)."""
+    training FLOPs relative to the baseline (`words.differences.cost_text`)."""
     costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
     fixed = ("n_layers", *settings.tuned)
     columns: dict[str, list[Any]] = {}
@@ -204,8 +196,8 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
         elif (name in fixed or name not in settings.varying) and (name != "diverged" or any(values)):
             columns[name] = [*map(number_text, values)] if name in settings.tuned else values
     if any(name in settings.label_fields for name in answer.columns):
-        columns["setting"] = [settings.label(row) for row in answer.records()]
-    return QueryResult(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
+        columns["setting"] = [setting_label(settings, row) for row in answer.records()]
+    return QueryResult.from_columns(columns)
 
 
 def relative(value: float | None, reference: float | None) -> float | None:

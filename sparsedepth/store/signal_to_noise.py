@@ -17,9 +17,7 @@ deviation of the last checkpoints of one run; here both are deviations of the sa
 """
 
 import math
-from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
@@ -27,11 +25,9 @@ from sparsedepth.quantities.quantity import Quantity
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
-from sparsedepth.words.plain_text import counted, wrapped
-from sparsedepth.words.table import fitted_table
+from sparsedepth.words.degeneracy import main_reason
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,14 +39,14 @@ COLUMNS = (
     *("quantity", "configurations", "runs", "signal", "noise", "signal_to_noise", "decision_accuracy", "lo", "hi"),
     *("seeds_for_90pct", "degenerate"),
 )
-_REMARK = (
+EXPLAINED = (
     "signal: standard deviation of the configurations' true means at equal depth; noise: between their seeds;"
     " decision_accuracy: expected share of pairs of configurations that one seed of each puts in the right order (0.5:"
     " chance); lo, hi: its 95% interval; seeds_for_90pct: seeds of each with which 90% are. A quantity that tells"
     " configurations apart need not measure what its name says (`analysis/calibration.py`)"
 )
-_IN_TERMINAL = ("quantity", "signal_to_noise", "decision_accuracy", "lo", "hi", "seeds_for_90pct")
-_FORMS = {form.name for score in PROFILED for form in score.depth_columns()}
+IN_TERMINAL = ("quantity", "signal_to_noise", "decision_accuracy", "lo", "hi", "seeds_for_90pct")
+FORMS = {form.name for score in PROFILED for form in score.depth_columns()}
 """Scores of some of the layers, which a terminal leaves out."""
 _WANTED = 0.9
 """Share of the pairs in the right order."""
@@ -61,31 +57,14 @@ def answer(store: "Store") -> QueryResult:
     first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
     runs = store.frame(f"SELECT * FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
     runs = runs if runs.empty else _longest(runs)
-    quantities = [] if runs.empty else _quantities(loss_in(store))
-    rows = list(filter(None, (_row(quantity, runs) for quantity in quantities)))
-    for row in rows:
-        verdict = degeneracy(row["quantity"], score_rows(runs, row["quantity"]))
-        row["degenerate"] = verdict.reason if verdict.is_degenerate else None
+    rows: list[dict[str, Any]] = []
+    for quantity in [] if runs.empty else _quantities(loss_in(store)):
+        if found := _variances(quantity, runs):
+            judged = degeneracy(quantity.name, score_rows(runs, quantity.name))
+            reason = main_reason(judged) if judged.is_degenerate else None
+            rows.append({"quantity": quantity.name, **_row(found), "degenerate": reason})
     rows.sort(key=lambda row: (-row["decision_accuracy"], row["quantity"]))
     return QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows))
-
-
-def text(store: "Store") -> str:
-    """The answer for a terminal, below its question."""
-    measured = answer(store)
-    if not measured.rows:
-        none = only_tuning_text(store) or "no depth has two configurations with two finished seeds each"
-        return f"{wrapped([QUESTION])}none: {none}"
-    shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS))
-    degenerate = defaultdict[str, list[str]](list)
-    for row in shown.records():
-        if row["degenerate"]:
-            degenerate[row["degenerate"]].append(row["quantity"])
-    remarks = [QUESTION, _REMARK, *(f"degenerate ({why}): {', '.join(names)}" for why, names in degenerate.items())]
-    table = fitted_table(shown.of_columns(_IN_TERMINAL), ["hi", "lo"], max_rows=50)
-    n_forms = len(measured.rows) - len(shown.rows)
-    more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
-    return f"{wrapped(remarks)}{table.text}{more}"
 
 
 def _longest(runs: "pd.DataFrame") -> "pd.DataFrame":
@@ -103,8 +82,20 @@ def _quantities(loss: str) -> list[Quantity]:
     return [quantity for quantity in measured if quantity.better or quantity.stage]
 
 
-def _row(quantity: Quantity, runs: "pd.DataFrame") -> dict[str, Any] | None:
-    """A quantity's row, without `degenerate`; None without noise, or without two configurations of equal depth."""
+class _Variances(NamedTuple):
+    """Of a quantity, pooled over depths; the names are those of the formulas above."""
+
+    n_cells: int
+    n_runs: int
+    n0: float
+    within: float
+    between: float
+    df_between: int
+    df_within: int
+
+
+def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
+    """None without noise, or without two configurations of equal depth."""
     import numpy as np
 
     values = runs[["n_layers", "cell_id"]].assign(value=runs[quantity.name].astype(float)).dropna()
@@ -113,24 +104,28 @@ def _row(quantity: Quantity, runs: "pd.DataFrame") -> dict[str, Any] | None:
     cells = values.groupby(["n_layers", "cell_id"])["value"].agg(n="count", mean="mean", variance="var").reset_index()
     cells = cells[cells["n"] >= 2]
     cells = cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
-    depth = cells["n_layers"]
-    n_runs = cells.groupby(depth)["n"].sum()
-    depth_mean = depth.map((cells["n"] * cells["mean"]).groupby(depth).sum() / n_runs)
-    df_between, df_within = len(cells) - len(n_runs), int((cells["n"] - 1).sum())
-    within = ((cells["n"] - 1) * cells["variance"]).sum() / max(df_within, 1)
+    depth, n = cells["n_layers"], cells["n"]
+    n_runs = n.groupby(depth).sum()
+    depth_mean = depth.map((n * cells["mean"]).groupby(depth).sum() / n_runs)
+    df_between, df_within = len(cells) - len(n_runs), int((n - 1).sum())
+    within = ((n - 1) * cells["variance"]).sum() / max(df_within, 1)
     if not within > 0:
         return None
-    between = (cells["n"] * (cells["mean"] - depth_mean) ** 2).sum() / df_between
-    n0 = (n_runs - (cells["n"] ** 2).groupby(depth).sum() / n_runs).sum() / df_between
-    ratio = float(between / within)
-    ratios = (ratio, *_ratio_interval(ratio, df_between, df_within))
-    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / n0) for end in ratios)
+    between = (n * (cells["mean"] - depth_mean) ** 2).sum() / df_between
+    n0 = (n_runs - (n**2).groupby(depth).sum() / n_runs).sum() / df_between
+    return _Variances(len(cells), int(n.sum()), n0, within, between, df_between, df_within)
+
+
+def _row(found: _Variances) -> dict[str, Any]:
+    """A quantity's columns but for its name and `degenerate`."""
+    noise, ratio = math.sqrt(found.within), float(found.between / found.within)
+    ratios = (ratio, *_ratio_interval(ratio, found.df_between, found.df_within))
+    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / found.n0) for end in ratios)
     return {
-        "quantity": quantity.name,
-        "configurations": len(cells),
-        "runs": int(cells["n"].sum()),
-        "signal": estimate * math.sqrt(within),
-        "noise": math.sqrt(within),
+        "configurations": found.n_cells,
+        "runs": found.n_runs,
+        "signal": estimate * noise,
+        "noise": noise,
         "signal_to_noise": estimate,
         "decision_accuracy": _decision_accuracy(estimate),
         "lo": _decision_accuracy(lo),

@@ -1,8 +1,8 @@
 """What a record is of in place of a RunConfig: a model that was only measured, or an imported third-party run."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -83,20 +83,19 @@ def is_imported(runs: "pd.DataFrame") -> bool:
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 
-def import_note(rows: Iterable[tuple[Any, str]]) -> str:
-    """Whose runs are imported and how much of them is unknown, from rows of (origin, unknown_fields); '' for none."""
+class Imported(NamedTuple):
+    """The imported of some runs: whose they are, and which choices are unknown in any."""
+
+    n_runs: int
+    origins: set[str]
+    unknown: set[str]
+
+
+def imported_among(rows: Iterable[tuple[Any, str]]) -> Imported | None:
+    """From rows of (origin, unknown_fields); None where none is imported."""
     imported = [(origin, text) for origin, text in rows if isinstance(origin, str)]
-    if not imported:
-        return ""
     unknown = {name for _, text in imported for name in text.split(",") if name}
-    origins = ", ".join(sorted({origin for origin, _ in imported}))
-    return f"{len(imported)} runs are imported from {origins}, with {unknown_text(unknown)}"
-
-
-def unknown_text(names: Collection[str]) -> str:
-    """'47 of their choices unknown (seed, lr, ...)', with those that matter most."""
-    examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in names]
-    return f"{len(names)} of their choices unknown ({', '.join([*examples, '...'])})"
+    return Imported(len(imported), {origin for origin, _ in imported}, unknown) if imported else None
 
 
 def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:

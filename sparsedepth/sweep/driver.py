@@ -34,6 +34,7 @@ from sparsedepth.sweep.status import RunState, forget_failures, scan
 from sparsedepth.sweep.trial_queue import Queue
 from sparsedepth.sweep.worker import Worker
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.runs import version_text
 from sparsedepth.words.sweep import storage_text
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
@@ -155,7 +156,7 @@ class Driver:
     def _compare_packages(self) -> None:
         """Warn if installed packages differ from those of the complete runs; with `same_packages` raise ValueError."""
         rows = read_columns(self.results, ("packages",), damaged=[])
-        difference = version_differences((row["packages"] for row in rows.values()), package_versions())
+        difference = version_text(version_differences((row["packages"] for row in rows.values()), package_versions()))
         if difference and self.definition.same_packages:
             raise ValueError(f"{self.results}: {difference}; install the runs' versions, or remove same_packages")
         if difference:

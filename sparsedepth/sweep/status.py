@@ -22,6 +22,9 @@ from sparsedepth.store.packs import is_complete_run
 from sparsedepth.store.setting import Configuration, Settings, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, end_rule, run_ids
+from sparsedepth.words.degeneracy import caution
+from sparsedepth.words.differences import setting_label
+from sparsedepth.words.runs import version_text
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -219,8 +222,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
         replace(state, state="damaged", reason=problem) if (problem := of.problems.get(state.run_id)) else state
         for state in scan(folder, of.definition, configs)
     ]
-    judgements = [usable_form(name, of.results(rows))[1] for name in of.objectives]
-    judgements.append(version_differences(row["packages"] for row in rows))
+    judgements = [caution(usable_form(name, of.results(rows))) for name in of.objectives]
+    judgements.append(version_text(version_differences(row["packages"] for row in rows)))
     hours = [row["node_hours"] for row in rows if row["node_hours"] is not None]
     hours += [node_hours(state.starts) for state in states if state.starts]
     return SweepSummary(
@@ -272,7 +275,7 @@ def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig])
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[of.objective] for other in of.results(replicates) or replicates]
     others = {*rows} - {state.run_id for state in states}
-    setting = _settings(rows, of.definition, planned).label({name: row[name] for name in CELL_FIELDS})
+    setting = setting_label(_settings(rows, of.definition, planned), {name: row[name] for name in CELL_FIELDS})
     return BestRun(
         objective=of.objective,
         value=row[of.objective],

@@ -103,7 +103,7 @@ def to_measure(metrics: Iterable[str]) -> str:
 
 
 def data_note(text: str) -> str:
-    """How the data of the runs differ (`Settings.data_text`), as a sentence."""
+    """How the data of the runs differ (`words.differences.data_text`), as a sentence."""
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
 from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.table import fitted_table
 
@@ -154,7 +155,7 @@ def effects_text(listed: "Listing") -> str:
     lr = f", each at its own tuned {cells.field}" if cells.field else ""
     lr += ", or both at the one that was run" if lr and listed.is_one_lr_compared else ""
     head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{lr}"]
-    head += [cells.settings.baseline_text if cells.settings else "", budget_text(cells)]
+    head += [baseline_text(cells.settings) if cells.settings else "", budget_text(cells)]
     table = fitted_table(listed.table, OPTIONAL).text
     return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")
 

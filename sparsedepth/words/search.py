@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
+from sparsedepth.words.degeneracy import degeneracy_text
 from sparsedepth.words.effects import title
 from sparsedepth.words.plain_text import counted
 
@@ -33,8 +34,8 @@ def importance_lines(found: Sequence["OfObjective"], search: str) -> Iterator[st
     for of in found:
         unit = quantities.IN_RUNS[of.objective].unit
         yield f"\n{title(of.objective, unit)}: {of.n_finished} of {of.n_proposals} proposals finished"
-        if of.degeneracy.text:
-            yield f"  {of.degeneracy.text}"
+        if caution := degeneracy_text(of.degeneracy):
+            yield f"  {caution}"
         if of.is_constant:
             yield "  no analysis: all values are equal"
         elif not of.importances:

@@ -19,6 +19,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store import saved_queries
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.saved_queries import answer_text
 
 SWEEP = {
     "name": "walk",
@@ -91,7 +92,7 @@ def test_every_answer_is_true_in_every_state(tmp_path, say):
             continue
         with open_store(tmp_path) as store:
             names = saved_queries.QUESTIONS if n > N_TUNING else saved_queries.sentences()
-            answers = {name: " ".join(saved_queries.text(store, name).split()) for name in names}
+            answers = {name: " ".join(answer_text(saved_queries.answered(store, name)).split()) for name in names}
         assert "every run trained to the end" in answers.pop("diverged")
         lr_curves = answers.pop("lr_curves")
         assert ("no configuration was run at two values of lr" if n == 1 else "n_experts=4") in lr_curves

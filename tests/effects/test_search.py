@@ -18,9 +18,10 @@ from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.points import numbered, page_of_slices
 from sparsedepth.plots.style import RC
 from sparsedepth.quantities import axis_label
-from sparsedepth.store.best import best, heading, text
+from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import on_front, search_of
+from sparsedepth.words.best import heading, ranking_table
 from sparsedepth.words.search import importance_lines
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
@@ -63,7 +64,7 @@ def test_the_front_by_hand():
 def test_best_shows_a_front_and_no_baseline(searched):
     with open_store(searched) as store:
         ranking = best(store, top=2)
-        shown = " ".join(f"{heading(ranking)}\n{text(ranking, 200)}".split())
+        shown = " ".join(f"{heading(ranking)}\n{ranking_table(ranking, 200)}".split())
     notes = [row[ranking.table.columns.index("note")] for row in ranking.table.rows]
     assert "front" in notes and not any("baseline" in (note or "") for note in notes)
     said = " ".join(heading(ranking).split())

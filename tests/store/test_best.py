@@ -6,10 +6,11 @@ from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
-from sparsedepth.store.best import best, heading, text
+from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.saved_queries import ask
 from sparsedepth.store.setting import read_settings
+from sparsedepth.words.best import heading, ranking_table
 
 # loss of each seed, by depth and weight decay; None: the run diverged
 LOSSES = {
@@ -174,7 +175,7 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, 
         make_run(tmp_path, RunConfig(seed=seed, **sparse), facts)
     with open_store(tmp_path) as store:
         ranking = best(store, "val_loss")
-    lines = text(ranking, 100).splitlines()
+    lines = ranking_table(ranking, 100).splitlines()
     assert max(map(len, lines)) <= 100
     assert lines[0].split() == ["rank", "seeds", "mean", "params", "flops", "setting"]
     assert "params, flops (training): relative to the baseline (1000, 100.0)" in heading(ranking).splitlines()
@@ -183,8 +184,11 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, 
     assert lines[3].strip() == "weight_decay=1"
     assert lines[4].endswith("baseline") and " 1.000  1.000 " in lines[4]
     assert "(an interval needs 3 seeds)" in heading(ranking)
-    assert text(ranking, 80).endswith("columns that did not fit: cell_id") and "cell_id" not in text(ranking, 80)[:80]
-    assert max(map(len, text(ranking, 80).splitlines())) <= 80
+    assert (
+        ranking_table(ranking, 80).endswith("columns that did not fit: cell_id")
+        and "cell_id" not in ranking_table(ranking, 80)[:80]
+    )
+    assert max(map(len, ranking_table(ranking, 80).splitlines())) <= 80
 
 
 def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
@@ -194,7 +198,7 @@ def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
     with open_store(tmp_path / "one", tmp_path / "two") as store:
         one, two = str(tmp_path / "one"), str(tmp_path / "two")
         assert columns(best(store), "source", "seeds") == [(two, 1), (f"{one}, {two}", 2)]
-        assert [line.split()[2:4] for line in text(best(store), 100).splitlines()[2:]][1] == ["one,", "two"]
+        assert [line.split()[2:4] for line in ranking_table(best(store), 100).splitlines()[2:]][1] == ["one,", "two"]
     with open_store(tmp_path / "two") as store:
         assert "source" not in best(store).table.columns
 

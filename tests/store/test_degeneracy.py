@@ -7,10 +7,31 @@ import pandas as pd
 import pytest
 
 from sparsedepth.store import degeneracy as why
-from sparsedepth.store.best import best, heading
+from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.degeneracy import degeneracy, reasons_in, sound_form, unknown_in, usable_form
+from sparsedepth.store.degeneracy import (
+    Reason,
+    degeneracy,
+    reasons_in,
+    reasons_of_run,
+    sound_form,
+    unknown_in,
+    usable_form,
+    usable_forms,
+)
+from sparsedepth.words.best import heading
+from sparsedepth.words.degeneracy import (
+    caution,
+    degeneracy_caption,
+    degeneracy_text,
+    main_reason,
+    notes_on_run,
+    reason_text,
+    weakness_text,
+)
 
+BY_BIGRAM, BY_CHANCE, BY_BLOCK, BY_ZERO, BY_START = map(Reason, ("bigram", "chance", "block", "zero", "start"))
+BY_LOSS = Reason("loss", why.SMALL_LOSS)
 KNOWN_DEPTH = Path(__file__).parents[2] / "results" / "known_depth"
 SOUND = {
     "outcome": "ok", "val_loss": 2.0, "bigram_loss": 2.5, "chance_loss": 5.0, "vocab_size": 256,
@@ -31,34 +52,34 @@ def runs(n=4, **planted):
 def test_sound_scores_have_no_reason_against_them():
     for score in (name for name in why.SCORES if name in SOUND):
         found = degeneracy(score, runs())
-        assert (found.is_degenerate, found.reasons, found.unknown, found.text) == (False, {}, {}, "")
-        assert sound_form(score, runs()) == score and usable_form(score, runs()) == (score, "")
-    assert why.common_weakness(runs()) == ""
+        assert (found.is_degenerate, found.reasons, found.unknown, degeneracy_text(found)) == (False, {}, {}, "")
+        assert sound_form(score, runs()) == score and usable_form(score, runs()) == (score, found)
+    assert why.common_weakness(runs()) is None
 
 
 @pytest.mark.parametrize(
     ("planted", "reason", "hit", "spared"),
     [
-        ({"val_loss": 2.6}, why.BY_BIGRAM, "causal_score", None),
-        ({"val_loss": 5.0 * (1 - why.AT_CHANCE)}, why.BY_CHANCE, "causal_score", None),
-        ({"val_loss": 0.05, "bigram_loss": None}, why.BY_LOSS, "usefulness", "affine_loss_added"),
-        ({"usefulness_loss_increase_largest_share": 0.51}, why.BY_BLOCK, "usefulness", "affine_loss_added"),
-        ({"usefulness_loss_increase_largest_share": 0.51}, why.BY_BLOCK, "usefulness_loss_increase",
+        ({"val_loss": 2.6}, BY_BIGRAM, "causal_score", None),
+        ({"val_loss": 5.0 * (1 - why.AT_CHANCE)}, BY_CHANCE, "causal_score", None),
+        ({"val_loss": 0.05, "bigram_loss": None}, BY_LOSS, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness_loss_increase",
          "usefulness_loss_increase_without_first"),
-        ({"affine_loss_added_lo": -0.1}, why.BY_START, "affine_loss_added", "usefulness_loss_increase"),
+        ({"affine_loss_added_lo": -0.1}, BY_START, "affine_loss_added", "usefulness_loss_increase"),
     ],
 )  # fmt: skip
 def test_each_reason_alone(planted, reason, hit, spared):
     assert reasons_in(hit, {**SOUND, **planted}) == [reason]
     found = degeneracy(hit, runs(**planted))
     assert found.is_degenerate and found.reasons == {reason: 4}
-    assert reason in found.text and "(4 of 4 runs)" in found.text
+    assert reason_text(reason) in degeneracy_text(found) and "(4 of 4 runs)" in degeneracy_text(found)
     assert spared is None or not degeneracy(spared, runs(**planted)).is_degenerate
 
 
 def test_the_same_in_every_run_is_constant_and_in_one_run_is_not():
     found = degeneracy("usefulness", runs(usefulness=0.25))
-    assert found.is_degenerate and found.reasons == {"0.25 in every run": 4}
+    assert found.is_degenerate and main_reason(found) == "0.25 in every run" and [*found.reasons.values()] == [4]
     assert not degeneracy("usefulness", runs(1, usefulness=0.25)).is_degenerate
     assert not degeneracy("usefulness", [*runs(3, usefulness=0.25), SOUND]).is_degenerate
 
@@ -67,13 +88,15 @@ def test_the_same_in_every_run_of_a_depth_is_constant_there():
     """All four blocks of the shallow models are needed; of the deeper ones more or fewer."""
     shallow, deep = runs(4, n_layers=4, needed_layers=4.0), runs(5, n_layers=12)
     found = degeneracy("needed_layers", [*shallow, *deep])
-    assert not found.is_degenerate and found.reasons == {"4 in every run at 4 layers": 4}
-    assert found.text == "needed_layers is degenerate in some runs: 4 in every run at 4 layers (4 of 9 runs)"
+    assert not found.is_degenerate and found.reasons == {Reason("constant", 4.0, 4.0): 4}
+    assert (
+        degeneracy_text(found) == "needed_layers is degenerate in some runs: 4 in every run at 4 layers (4 of 9 runs)"
+    )
     by_run = why.reasons_by_run("needed_layers", [*shallow, *deep])
     assert [bool(reasons) for reasons in by_run] == [True] * 4 + [False] * 5
     by_depth = [run for depth in (4, 8, 12) for run in runs(3, n_layers=depth, needed_layers=float(depth - 1))]
     assert not degeneracy("needed_layers", by_depth).is_degenerate, "it differs by depth, without noise"
-    assert degeneracy("needed_layers", shallow).reason == "4 in every run"
+    assert main_reason(degeneracy("needed_layers", shallow)) == "4 in every run"
 
 
 def test_a_form_that_one_run_has_does_not_stand_in():
@@ -84,15 +107,15 @@ def test_a_form_that_one_run_has_does_not_stand_in():
 
 
 def test_a_count_of_0_is_its_value_at_initialisation():
-    assert reasons_in("needed_layers", {**SOUND, "needed_layers": 0.0}) == [why.BY_ZERO]
-    assert degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).reasons == {why.BY_ZERO: 3}
+    assert reasons_in("needed_layers", {**SOUND, "needed_layers": 0.0}) == [BY_ZERO]
+    assert degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).reasons == {BY_ZERO: 3}
 
 
 def test_a_comparison_goes_by_most_of_its_finished_runs():
     planted, diverged = runs(3, causal_score_largest_share=0.9), {**SOUND, "outcome": "diverged", "causal_score": None}
     assert degeneracy("causal_score", [*planted, *runs(2), diverged, diverged]).is_degenerate  # 3 of 5
     few = degeneracy("causal_score", [*planted, *runs(3)])  # 3 of 6
-    assert not few.is_degenerate and few.text.startswith("causal_score is degenerate in some runs: ")
+    assert not few.is_degenerate and degeneracy_text(few).startswith("causal_score is degenerate in some runs: ")
 
 
 def test_another_form_stands_in_where_it_is_sound():
@@ -102,26 +125,30 @@ def test_another_form_stands_in_where_it_is_sound():
     assert sound_form("usefulness", carried) == "usefulness_loss_increase_without_first"
     small = runs(val_loss=0.01, bigram_loss=None)
     assert sound_form("usefulness", small) == "affine_loss_added"
-    assert usable_form("usefulness", small)[1].endswith("; use affine_loss_added")
+    assert caution(usable_form("usefulness", small)).endswith("; use affine_loss_added")
     weak = runs(val_loss=2.6)
     assert sound_form("usefulness", weak) is None
-    assert usable_form("usefulness", weak)[1].endswith("no other form of it is sound in these runs")
-    assert why.common_weakness(weak) == f"{why.BY_BIGRAM} (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
+    assert caution(usable_form("usefulness", weak)).endswith("no other form of it is sound in these runs")
+    assert weakness_text(why.common_weakness(weak)) == (
+        "the model is worse than a bigram table of its training text (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
+    )
 
 
 def test_what_is_missing_is_unknown_and_never_fine():
     old = {name: value for name, value in SOUND.items() if name not in ("bigram_loss", "chance_loss")}
-    assert unknown_in("causal_score", old) == [why.NO_BIGRAM]
-    assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == [why.NO_ROWS]
+    assert unknown_in("causal_score", old) == ["bigram"]
+    assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == ["rows"]
     harmful = {**SOUND, "causal_score_largest_share": None, "causal_score_without_first": -0.1}
-    assert unknown_in("causal_score", harmful) == [why.NO_WEIGHT]  # its rows are known, and none is above 0
+    assert unknown_in("causal_score", harmful) == ["weight"]  # its rows are known, and none is above 0
     assert unknown_in("usefulness_loss_increase_without_first", SOUND) == []
-    assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [why.BY_CHANCE]  # ln 256 = 5.55 bounds chance
-    assert degeneracy("causal_score", [old]).text == f"causal_score: {why.NO_BIGRAM}"
+    assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [BY_CHANCE]  # ln 256 = 5.55 bounds chance
+    assert degeneracy_text(degeneracy("causal_score", [old])) == (
+        "causal_score: unknown whether the model beats a bigram table: no bigram_loss"
+    )
 
 
 def test_a_loss_is_no_score_and_every_column_asked_for_exists():
-    assert degeneracy("val_loss", runs(val_loss=9.0)).text == "" and "val_accuracy" not in why.SCORES
+    assert degeneracy_text(degeneracy("val_loss", runs(val_loss=9.0))) == "" and "val_accuracy" not in why.SCORES
     with open_store(KNOWN_DEPTH) as store:
         names = store.sql("SELECT * FROM runs LIMIT 0").columns
     assert {name for score in why.SCORES for name in why.columns_for(score)} <= set(names)
@@ -129,9 +156,11 @@ def test_a_loss_is_no_score_and_every_column_asked_for_exists():
 
 def test_a_caption_names_the_degenerate():
     frame = pd.DataFrame(runs(usefulness=0.0))
-    caption = why.degeneracy_caption(["usefulness", "causal_score", "val_loss"], frame)
+    caption = degeneracy_caption(
+        usable_forms(["usefulness", "causal_score", "val_loss"], frame, may_replace=False).values()
+    )
     assert caption == " Degenerate, so no evidence: usefulness (0 in every run)."
-    assert why.degeneracy_caption(["causal_score"], frame) == ""
+    assert degeneracy_caption(usable_forms(["causal_score"], frame).values()) == ""
     assert why.score_rows(frame, "causal_score")[0]["val_loss"] == 2.0
 
 
@@ -147,10 +176,10 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
     solved = [dict(zip(names, row, strict=True)) for row in rows]
     shares = [run["usefulness_loss_increase_largest_share"] for run in solved]
     assert statistics.median(shares) > 0.5
-    assert degeneracy("usefulness", [run for run in solved if run["n_layers"] == 4]).reason == "1 in every run"
+    assert main_reason(degeneracy("usefulness", [run for run in solved if run["n_layers"] == 4])) == "1 in every run"
     for score in relative:
         found = degeneracy(score, solved)
-        assert found.is_degenerate and {*found.reasons} - {"1 in every run at 4 layers"} == {why.BY_LOSS, why.BY_BLOCK}
+        assert found.is_degenerate and {*found.reasons} - {Reason("constant", 1.0, 4.0)} == {BY_LOSS, BY_BLOCK}
         assert sound_form(score, solved) == "affine_loss_added_without_first"
     assert not degeneracy("causal_score", solved).is_degenerate
     assert "\nusefulness is degenerate: it is relative to a loss below 0.1 nat/token (90 of 90" in heading(ranking)
@@ -163,8 +192,8 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
 
 def test_a_run_by_itself_names_each_reason_once():
     run = {"outcome": "ok", "val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness": 0.0}
-    weak, zero = why.notes_on_run({**run, "usefulness_loss_increase": 0.2})
+    weak, zero = notes_on_run(reasons_of_run({**run, "usefulness_loss_increase": 0.2}))
     assert weak == "the model is worse than a bigram table of its training text, so no score of depth is evidence"
     assert zero == "degenerate (it is 0, the value at initialisation): usefulness"
-    assert why.notes_on_run({**run, "val_loss": 2.0, "usefulness": 0.5}) == []
-    assert why.notes_on_run({"outcome": "diverged", "usefulness": 0.0}) == []
+    assert notes_on_run(reasons_of_run({**run, "val_loss": 2.0, "usefulness": 0.5})) == []
+    assert notes_on_run(reasons_of_run({"outcome": "diverged", "usefulness": 0.0})) == []

@@ -17,7 +17,7 @@ from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.text import to_yaml
 from sparsedepth.scaling.points import read_points
-from sparsedepth.store.best import best, heading
+from sparsedepth.store.best import best
 from sparsedepth.store.checksums import checksum_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.fences import FENCES, limited
@@ -25,6 +25,7 @@ from sparsedepth.store.import_table import import_table
 from sparsedepth.store.packs import open_pack
 from sparsedepth.store.subject import buildable
 from sparsedepth.store.table_file import MAX_ROWS, open_table, read_texts
+from sparsedepth.words.best import heading
 
 MAP = """
 source: a paper

@@ -13,11 +13,12 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import run_record
-from sparsedepth.store.best import answer, best
+from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, files_in
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import check_place, read_record, read_run, save_measured, verify
 from sparsedepth.store.subject import MeasuredModel
+from sparsedepth.words.best import answer
 
 SIZES = {"n_layers": 2, "d_model": 1024, "n_heads": 16, "n_kv_heads": 8, "n_experts": 0, "vocab_size": 151_936}
 HASHES = {"weights_hash": "0" * 12, "data_hash": "1" * 12, "seq_len": 128}

@@ -7,8 +7,11 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.plots import depth as depth_figure
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.saved_queries import QUESTIONS, ask, text
+from sparsedepth.store.saved_queries import QUESTIONS, answered, ask
 from sparsedepth.store.setting import configuration_of, read_settings, settings_of
+from sparsedepth.words.best import cautions
+from sparsedepth.words.differences import depth_text, setting_label
+from sparsedepth.words.saved_queries import answer_text
 
 CELLS = {
     # (n_layers, weight_decay, lr): loss of each seed (None: diverged), usefulness, train_flops
@@ -102,8 +105,12 @@ def test_every_question_is_answered_where_nothing_varies(tmp_path):
 
 def test_why_there_is_no_answer_is_said(tmp_path):
     with open_store(make_run(tmp_path, RunConfig(), {"val_loss": 3.0}).parent.parent) as store:
-        assert "none: no configuration has a loss, usefulness (sparsedepth measure), " in text(store, "pareto")
-        assert text(store, "lr_curves").endswith("\nnone: no configuration was run at two values of lr")
+        assert "none: no configuration has a loss, usefulness (sparsedepth measure), " in answer_text(
+            answered(store, "pareto")
+        )
+        assert answer_text(answered(store, "lr_curves")).endswith(
+            "\nnone: no configuration was run at two values of lr"
+        )
         with pytest.raises(ValueError, match=r"the saved questions are: .*, effects$"):
             ask(store, "everything")
 
@@ -127,7 +134,7 @@ def six_knobs(tmp_path_factory):
 def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatch):
     for width in (80, 100):
         monkeypatch.setenv("COLUMNS", str(width))
-        lines = text(six_knobs, name).splitlines()
+        lines = answer_text(answered(six_knobs, name)).splitlines()
         assert max(map(len, lines)) <= width and not any(line.startswith("row 1") for line in lines)
     if name == "diverged":
         assert lines == [QUESTIONS[name].asks, "none: every run trained to the end"]
@@ -141,7 +148,7 @@ def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatc
 def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs, monkeypatch):
     """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
     monkeypatch.setenv("COLUMNS", "100")
-    lines = text(six_knobs, "best_per_depth").splitlines()
+    lines = answer_text(answered(six_knobs, "best_per_depth")).splitlines()
     header, _, first, rest, second, _, left_out = lines[-7:]
     assert left_out == "columns that did not fit: cell_id"
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
@@ -162,7 +169,7 @@ def test_a_degenerate_score_gives_way_to_its_sound_form_and_is_named(tmp_path):
         for name in ("best_per_depth", "pareto", "mechanism"):
             answer = ask(store, name)
             assert form in answer.columns and "usefulness" not in answer.columns
-            said = " ".join(text(store, name).split())
+            said = " ".join(answer_text(answered(store, name)).split())
             assert f"usefulness is degenerate: one block carries more than half of it (3 of 3 runs); use {form}" in said
 
 
@@ -172,8 +179,8 @@ def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
         make_run(tmp_path, RunConfig(**task), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         said = "\nconfigurations differ in task_group: losses on different data are not comparable\n"
-        assert said in text(store, "best_per_depth")
-        assert said not in text(store, "seed_noise")
+        assert said in answer_text(answered(store, "best_per_depth"))
+        assert said not in answer_text(answered(store, "seed_noise"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +200,7 @@ def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
 def test_a_setting_names_what_does_not_follow_from_its_rest(fields, label_fields, knobs, label):
     configs = [RunConfig(**values, depth_scale=scale) for values in fields for scale in ("none", "lns")]
     settings = settings_of([configuration_of(config, ()) for config in configs])
-    assert settings.label_fields == label_fields and settings.label(knobs) == label
+    assert settings.label_fields == label_fields and setting_label(settings, knobs) == label
 
 
 def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
@@ -203,11 +210,11 @@ def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
             make_run(tmp_path, RunConfig(n_layers=layers, train_tokens=tokens, depth_scale=scale), {"val_loss": 3.0})
     said = "train_tokens depends on n_layers: 40960 at 4, 122880 at 12"
     with open_store(tmp_path) as store:
-        assert read_settings(store).label_fields == ("depth_scale",) and read_settings(store).depth_text == said
-        assert f"\n{said}\n" in text(store, "best_per_depth") and best(store).caution == said
+        assert read_settings(store).label_fields == ("depth_scale",) and depth_text(read_settings(store)) == said
+        assert f"\n{said}\n" in answer_text(answered(store, "best_per_depth")) and cautions(best(store)) == said
         assert set(depth_figure.depth(store).data["setting"]) == {"baseline", "depth_scale=lns"}
         assert f"{said}." in " ".join(depth_figure.depth(store).page().get_supxlabel().split())
         make_run(tmp_path, RunConfig(n_layers=12, train_tokens=81920), {"val_loss": 3.0})
     with open_store(tmp_path) as store:  # a choice of its own at one depth
         settings = read_settings(store)
-        assert settings.label_fields == ("depth_scale", "train_tokens") and not settings.depth_text
+        assert settings.label_fields == ("depth_scale", "train_tokens") and not depth_text(settings)

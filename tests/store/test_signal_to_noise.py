@@ -11,6 +11,8 @@ from support.made_up_runs import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import signal_to_noise
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.saved_queries import answered
+from sparsedepth.words.saved_queries import answer_text
 
 WEIGHT_DECAYS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
@@ -23,7 +25,7 @@ def answer_and_text(folder, values, quantity="val_loss", **other):
             make_run(folder, config, {quantity: value, **other})
     with open_store(folder) as store:
         rows = {row["quantity"]: row for row in signal_to_noise.answer(store).records()}
-        return rows.get(quantity), signal_to_noise.text(store)
+        return rows.get(quantity), answer_text(answered(store, "signal_to_noise"))
 
 
 def answer(*arguments):

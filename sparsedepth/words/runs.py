@@ -1,0 +1,49 @@
+"""What runs have in common, or do not: who made them, with which packages, on what search."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from sparsedepth.quantities import IN_RUNS
+from sparsedepth.words.plain_text import counted, visible
+
+if TYPE_CHECKING:
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.store.subject import Imported
+
+
+def import_note(imported: "Imported | None") -> str:
+    """Whose runs are imported and how much of them is unknown; '' for None."""
+    if imported is None:
+        return ""
+    origins = ", ".join(sorted(imported.origins))
+    return f"{imported.n_runs} runs are imported from {origins}, with {unknown_text(imported.unknown)}"
+
+
+def unknown_text(names: Collection[str]) -> str:
+    """'47 of their choices unknown (seed, lr, ...)', with those that matter most."""
+    examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in names]
+    return f"{len(names)} of their choices unknown ({', '.join([*examples, '...'])})"
+
+
+def version_text(differences: Mapping[str, Mapping[str, int]]) -> str:
+    """The packages of several versions, and the number of runs with each; '' where there are none."""
+    texts = []
+    for name, versions in sorted(differences.items()):
+        runs = (f"{version} ({counted(n, 'run') if n else 'here'})" for version, n in sorted(versions.items()))
+        texts.append(f"{name} {', '.join(runs)}")
+    return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
+
+
+def search_text(search: "SweepDefinition") -> str:
+    """'a TPE search over lr, without a baseline; ...'."""
+    kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
+    front = ", and which proposals are on the front is partly chance," if len(search.objectives) > 1 else ""
+    optimism = f"the best of many is optimistic{front} until run with new seeds"
+    return f"a {kind} search over {', '.join(search.varied)}, without a baseline; {optimism}"
+
+
+def layers_hint(outcome: str) -> str:
+    """How a number of needed layers is to be compared; '' for another outcome."""
+    if outcome not in IN_RUNS or IN_RUNS[outcome].unit != "layer":
+        return ""
+    return f"a better model needs more layers: `sparsedepth effects DIR --by {outcome}` compares at equal loss"
