@@ -16,7 +16,7 @@ from script import read_runs, run_script
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.effects.listing import of_knob
-from sparsedepth.quantities import of_stage
+from sparsedepth.quantities import OF_STAGE
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import usable_forms
 from sparsedepth.store.query_result import QueryResult
@@ -24,7 +24,7 @@ from sparsedepth.words.effects import size_text
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.table import fitted_table
 
-QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
+QUANTITIES = (*OF_STAGE["sparsity"], *OF_STAGE["variance"], "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")
 LEGEND = (
     "effect: setting minus baseline (x: ratio), each at its own lr where that was tuned; lo, hi: 95% interval; "

@@ -70,7 +70,7 @@ def test_direction_and_its_sign():
 
 def test_every_stage_of_the_chain_has_quantities_of_runs():
     for stage in get_args(Stage):
-        assert stage == "" or set(quantities.of_stage(stage)) <= set(IN_RUNS) != set()
+        assert stage == "" or set(quantities.OF_STAGE[stage]) <= set(IN_RUNS) != set()
 
 
 def test_values_come_with_whole_intervals_only():

@@ -18,6 +18,7 @@ from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
 from sparsedepth.words.plain_text import terminal_width
+from sparsedepth.words.schema import type_text
 
 Kind = Literal["sweep", "run", "import"]
 
@@ -89,28 +90,13 @@ def schema(
     for name, field in content["properties"].items():
         value = field.get("default")
         default = "required" if name in required else value if isinstance(value, str) and value else json.dumps(value)
-        rows.append((name, _type(field, content.get("$defs", {})), default, field.get("description", "")))
+        rows.append((name, type_text(field, content.get("$defs", {})), default, field.get("description", "")))
     widths = [max(len(row[0]) for row in rows), 16, 12]
     widths.append(max(20, terminal_width() - sum(widths) - 6))
     for row in rows:
         cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
         for line in itertools.zip_longest(*cells, fillvalue=""):
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """A field's type: 'int or null', 'pre | post', 'list of float'."""
-    if "$ref" in field:
-        return _type(definitions[field["$ref"].rpartition("/")[2]], definitions)
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(kind, definitions) for kind in field["anyOf"]))
-    if "enum" in field or "const" in field:
-        return " | ".join(map(str, field.get("enum", [field.get("const")])))
-    if field.get("type") == "array" and "items" in field:
-        return f"list of {_type(field['items'], definitions)}"
-    names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "mapping"}
-    kind = field.get("type", "any")
-    return names.get(kind, kind)
 
 
 def presets(

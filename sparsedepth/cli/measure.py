@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparsedepth.probe.text import TokenArrays
+    from sparsedepth.quantities.quantity import Measure
     from sparsedepth.run.measure_existing_model import MeasurementResult, MeasureOnlyConfig
 
 
@@ -78,7 +79,8 @@ class MeasureCommand:
         if scored is None and (fit is not None or aims is not None):
             raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
         changes = parse_settings(self.set or [])
-        own = {"seq_len": self.seq_len, "measures": self.measures and measure_names(self.measures)}
+        measures = [measure.name for measure in known_measures(self.measures)] if self.measures is not None else None
+        own = {"seq_len": self.seq_len, "measures": measures}
         own = {name: value for name, value in own.items() if value is not None}
         if twice := sorted({*own} & {*changes}):
             flag = twice[0].replace("_", "-")
@@ -94,17 +96,17 @@ class MeasureCommand:
                 return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
 
 
-def measure_names(measures: "Sequence[str] | str") -> list[str]:
+def known_measures(measures: "Sequence[str] | str") -> "list[Measure]":
     """The measures of --measures. Raises ValueError for one that is unknown."""
     from sparsedepth.quantities.measured import MEASURES
 
-    known = [measure.name for measure in MEASURES]
+    known = {measure.name: measure for measure in MEASURES}
     names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
-    names = known if measures == "all" else names
+    names = [*known] if measures == "all" else names
     if unknown := [name for name in names if name not in known]:
         hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
         raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
-    return list(dict.fromkeys(names))
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 @option.command
@@ -167,12 +169,12 @@ def scored_tokens(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halve
 def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
     """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
     values are null."""
-    measured = result.measurements
-    scores = [
-        _score(result, column, _metric(result, column), value, interval)
-        for column, value, interval in with_intervals(measured.summary)
-        if not column.part and column.unit != "token"
-    ]
+    measured, scores = result.measurements, []
+    for column, value, interval in with_intervals(measured.summary):
+        quantity = column.quantity
+        if quantity and not column.part and column.unit != "token":
+            at = f"@{getattr(result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
+            scores.append(_score(result, column, quantity.metric + at, value, interval))
     shown = {score["metric"] for score in scores}
     for rows, columns in ((measured.layers, LAYERS), (measured.pairs, PAIRS)):
         by_name = {column.name: column for column in columns}
@@ -180,14 +182,6 @@ def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
         scores += [_score(result, by_name[metric.partition("@")[0]], metric) for metric in metrics]
         shown |= {*metrics}
     return scores
-
-
-def _metric(result: "MeasurementResult", column: Column) -> str:
-    """The name of a column's values by layer, as `weight_sparsity@0.001`."""
-    quantity = column.quantity
-    assert quantity
-    at = f"@{getattr(result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
-    return quantity.metric + at
 
 
 def _score(

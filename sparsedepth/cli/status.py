@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -183,23 +183,21 @@ def logs(
             reason = f"  {state.reason}" if state.reason else ""
             print(visible(f"{state.run_id}  {state.state:11}  {scratch.log}{task_text(scratch.allocations())}{reason}"))
         return
-    is_task = re.fullmatch(r"\d+_\d+", run) and (folder / "slurm" / f"{run}.log").exists()
+    task_log = folder / "slurm" / f"{run}.log"
+    is_task = re.fullmatch(r"\d+_\d+", run) and task_log.exists()
     if follow and (task or is_task):
         raise ValueError("--follow is for the log of a run; leave it out of one that prints the logs of Slurm tasks")
-    if task or is_task:
-        for name in [run] if is_task else _tasks_of(folder, run):
-            log = folder / "slurm" / f"{name}.log"
-            if not is_task:
-                print(visible(f"{log}:"))
-            sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
-        return
-    scratches = {scratch.run_id: scratch for _, scratch in _runs_with_log(folder)}
-    for text in _read_log(scratches[_match_prefix(run, scratches, f"with a log in {folder}")], follow):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    if not task and not is_task:
+        scratches = [scratch for _, scratch in _runs_with_log(folder)]
+        return _print_log(_matching(run, scratches, f"with a log in {folder}"), follow)
+    for log in [task_log] if is_task else _task_logs(folder, run):
+        if not is_task:
+            print(visible(f"{log}:"))
+        sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
 
 
 def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
+    """Failed first, then newest. Raises ValueError if there are none."""
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.store.checksums import RUN_ID
     from sparsedepth.sweep.status import state_of
@@ -215,45 +213,44 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
     return sorted(runs, key=lambda run: (run[0].state != "failed", -run[1].log.stat().st_mtime))
 
 
-def _tasks_of(folder: Path, prefix: str) -> list[str]:
-    """The Slurm tasks that computed a run: from its scratch folder or, if that was deleted, its manifest."""
+def _task_logs(folder: Path, prefix: str) -> list[Path]:
+    """Of the Slurm tasks that computed a run: by its scratch folder or, if that was deleted, its manifest."""
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.store.run_record import read_run, run_folder
 
     run_ids = {path.parent.name for path in (*folder.glob("work/*/config.yaml"), *folder.glob(f"runs/*/{MARKER}"))}
-    run_id = _match_prefix(prefix, run_ids, f"in {folder}")
-    tasks = [start.task for start in Scratch(folder, run_id).allocations()]
-    if not tasks and (record := run_folder(folder, run_id)).exists():
+    scratch = _matching(prefix, [Scratch(folder, run_id) for run_id in run_ids], f"in {folder}")
+    tasks = [start.task for start in scratch.allocations()]
+    if not tasks and (record := run_folder(folder, scratch.run_id)).exists():
         tasks = [str(start["task"]) for start in read_run(record).manifest.get("allocations", ())]
-    tasks = [task for task in dict.fromkeys(tasks) if re.fullmatch(r"\d+(_\d+)?", task)]
-    tasks_with_log = [task for task in tasks if (folder / "slurm" / f"{task}.log").exists()]
-    if not tasks_with_log:
-        raise ValueError(f"run {run_id} has no Slurm task with a log in {folder}/slurm; try without --task")
-    return tasks_with_log
+    logs = [folder / "slurm" / f"{task}.log" for task in dict.fromkeys(tasks) if re.fullmatch(r"\d+(_\d+)?", task)]
+    if not (logs := [log for log in logs if log.exists()]):
+        raise ValueError(f"run {scratch.run_id} has no Slurm task with a log in {folder}/slurm; try without --task")
+    return logs
 
 
-def _match_prefix(prefix: str, run_ids: Iterable[str], where: str) -> str:
-    """The only run_id with this prefix. Raises ValueError."""
-    matches = sorted(run_id for run_id in run_ids if run_id.startswith(prefix))
+def _matching(prefix: str, scratches: "Sequence[Scratch]", where: str) -> "Scratch":
+    """The only one whose run_id has this prefix. Raises ValueError."""
+    matches = {scratch.run_id: scratch for scratch in scratches if scratch.run_id.startswith(prefix)}
     if len(matches) != 1:
-        found = ", ".join(matches) or "none"
+        found = ", ".join(sorted(matches)) or "none"
         raise ValueError(f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}")
-    return matches[0]
+    return next(iter(matches.values()))
 
 
-def _read_log(scratch: "Scratch", follow: bool) -> Iterator[str]:
-    """The text of a run's log; of a stacked run, its own and then its leader's."""
+def _print_log(scratch: "Scratch", follow: bool) -> None:
+    """Of a stacked run its own log and then its leader's."""
     from sparsedepth.run.lease import is_held
 
     leader = scratch.leader()
     if leader and leader.log.is_file():
-        yield visible(scratch.log.read_text(encoding="utf-8", errors="replace"), keep="\n\r\t")
+        sys.stdout.write(visible(scratch.log.read_text(encoding="utf-8", errors="replace"), keep="\n\r\t"))
     else:
         leader = scratch
     with open(leader.log, encoding="utf-8", errors="replace") as file:
-        while True:
+        is_running = True
+        while is_running:
             is_running = follow and is_held(scratch.lock)  # before the read, so that no line is missed
-            yield visible(file.read(), keep="\n\r\t")
-            if not is_running:
-                return
-            time.sleep(0.3)
+            sys.stdout.write(visible(file.read(), keep="\n\r\t"))
+            sys.stdout.flush()
+            time.sleep(0.3 * is_running)

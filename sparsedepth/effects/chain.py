@@ -39,7 +39,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import Effect, as_records, compared, setting_effects
 from sparsedepth.effects.verdict import adjusted
-from sparsedepth.quantities import of_stage
+from sparsedepth.quantities import OF_STAGE
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Stage
 from sparsedepth.store import degeneracy
@@ -51,7 +51,7 @@ from sparsedepth.words.degeneracy import caution, grounds
 Scope = Literal["pooled", "within depth"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
 LINKS: tuple[tuple[str, str], ...] = tuple(
-    link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
+    link for cause, effect in pairwise(STAGES) for link in product(OF_STAGE[cause], OF_STAGE[effect])
 )
 """val_loss: replaced by the loss that compares the runs (`links_of`)."""
 INTERVENTIONS = {name: role for name, role in roles(RunConfig).items() if role.directly_sets}
@@ -164,7 +164,7 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The links with both sides measured in these runs; a degenerate score is replaced by its sound form, or left out
     (`store.degeneracy`)."""
     measured = {name for name in runs.columns if runs[name].notna().any()}
-    scores = [score for score in of_stage("effectiveness") if score in measured]
+    scores = [score for score in OF_STAGE["effectiveness"] if score in measured]
     forms = {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in scores}
     named = (with_loss(loss_of(runs), pair) for pair in LINKS)
     sound = dict.fromkeys((forms.get(cause, cause), forms.get(effect, effect)) for cause, effect in named)
@@ -182,7 +182,7 @@ def cautions(runs: pd.DataFrame) -> list[Caution]:
     """One for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
     found: list[Caution] = []
     in_some: dict[str, list[str]] = {}
-    for score in of_stage("effectiveness"):
+    for score in OF_STAGE["effectiveness"]:
         rows = degeneracy.score_rows(runs, score) if score in runs.columns else []
         judged = degeneracy.degeneracy(score, rows)
         if (why := grounds(judged)) and not judged.is_degenerate:

@@ -87,8 +87,10 @@ PROFILED: tuple[Quantity, ...] = tuple(quantity for quantity in QUANTITIES if qu
 """Scores with a depth profile."""
 
 
-def of_stage(stage: Stage) -> tuple[str, ...]:
-    return tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage)
+OF_STAGE: Mapping[Stage, tuple[str, ...]] = {
+    stage: tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage) for stage in get_args(Stage)
+}
+"""Names of the quantities by their place in the chain."""
 
 
 def rankable(name: str) -> Quantity:

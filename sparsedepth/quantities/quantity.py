@@ -105,6 +105,13 @@ class Quantity:
     def columns(self) -> "Iterator[Column]":
         """Its columns in wide tables (runs, curves, tokens, difficulty) and its metrics in the others."""
         for table in self.tables:
+            meaning = self.formula
+            if table != "runs":
+                over = {"heads": ", of the head", "layers": ", mean over heads"} if "heads" in self.tables else {}
+                meaning += over.get(table, "")
+            else:
+                meaning = meaning.replace("@", f"{self.threshold}[0]")
+                meaning = self.in_runs.format(meaning) if len(self.tables) > 1 else meaning
             has_ends = {"runs": self.has_interval, "layers": self.layer_interval}.get(table, False)
             parts: dict[Part, bool] = {"": True, "lo": has_ends, "hi": has_ends, "se": self.has_error}
             for part in (part for part, is_there in parts.items() if is_there):
@@ -112,9 +119,11 @@ class Quantity:
                     view=table,
                     name=f"{self.name}_{part}" if part else self.name,
                     type=self.type,
-                    meaning=_PARTS[part].format(name=self.name, meaning=self._meaning(table)),
+                    meaning=_PARTS[part].format(name=self.name, meaning=meaning),
                     unit=self.unit,
                     part=part,
+                    measure=self.measure,
+                    source="" if part else self.source,
                     quantity=self,
                 )
 
@@ -135,13 +144,6 @@ class Quantity:
         yield Quantity(f"{self.name}_largest_share", share, "share", **fields)
         yield Quantity(f"{self.name}_centre", centre, **fields)
 
-    def _meaning(self, table: Table) -> str:
-        if table != "runs":
-            over = {"heads": ", of the head", "layers": ", mean over heads"} if "heads" in self.tables else {}
-            return self.formula + over.get(table, "")
-        formula = self.formula.replace("@", f"{self.threshold}[0]")
-        return self.in_runs.format(formula) if len(self.tables) > 1 else formula
-
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -155,16 +157,10 @@ class Column:
     unit: str = ""
     part: Part = ""
     """The quantity's value (''), an end of its interval, or its standard error."""
+    measure: str = ""
+    source: str = ""
     quantity: Quantity | None = field(default=None, repr=False)
     """None for configuration and other facts that are not measured."""
-
-    @property
-    def measure(self) -> str:
-        return self.quantity.measure if self.quantity else ""
-
-    @property
-    def source(self) -> str:
-        return self.quantity.source if self.quantity and not self.part else ""
 
 
 class RunSizes(Protocol):

@@ -1,0 +1,19 @@
+"""The fields of a configuration: `schema`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def type_text(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """A field's type: 'int or null', 'pre | post', 'list of float'."""
+    if "$ref" in field:
+        return type_text(definitions[field["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(type_text(kind, definitions) for kind in field["anyOf"]))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if field.get("type") == "array" and "items" in field:
+        return f"list of {type_text(field['items'], definitions)}"
+    names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "mapping"}
+    kind = field.get("type", "any")
+    return names.get(kind, kind)
