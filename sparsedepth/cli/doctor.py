@@ -88,6 +88,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    """What the installed package declares to need, in the version that it needs."""
     from packaging.requirements import Requirement
 
     try:
@@ -145,6 +146,7 @@ def _package(
 
 
 def _devices() -> Iterator[Finding]:
+    """Threads and GPUs as torch sees them; why it sees no GPU."""
     import torch
 
     threads = torch.get_num_threads()

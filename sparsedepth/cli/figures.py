@@ -45,6 +45,7 @@ class PlotCommand(option.FolderOptions):
     )
 
     def compute(self) -> "Figures":
+        """Draws, with a bar for all figures, and writes what `out` names."""
         from sparsedepth.cli.run_progress import bar
         from sparsedepth.plots.draw import draw
         from sparsedepth.plots.page import FORMATS

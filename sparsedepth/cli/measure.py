@@ -62,6 +62,7 @@ class MeasureCommand:
     device: option.Device = "auto"
 
     def compute(self) -> "MeasurementResult":
+        """What can be refused is refused before the model is loaded."""
         from sparsedepth.cli.run_progress import bar
         from sparsedepth.config.load import parse_settings
         from sparsedepth.probe.load import load_model

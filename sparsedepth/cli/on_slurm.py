@@ -12,7 +12,7 @@ from typing import get_args
 import typer
 
 from sparsedepth.cli import option, preflight
-from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
+from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_ranking
 from sparsedepth.cli.start_sweep import runtime_config
 from sparsedepth.cluster.array import StuckTasks, TaskArray, check
 from sparsedepth.cluster.slurm import Request
@@ -23,6 +23,7 @@ from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 from sparsedepth.words.price import array_lines, price_line
+from sparsedepth.words.progress import header_text
 from sparsedepth.words.status import stuck_text, tasks_text
 from sparsedepth.words.sweep import plan_notes
 
@@ -122,7 +123,7 @@ def sweep_on_slurm(
     plan = Plan(definition)
     preflight.warn_of_unlikely_values(preflight.field_values(definition))
     planned = plan_array(plan, options, results)
-    print_header(definition, plan_notes(plan))
+    print(header_text(definition, plan_notes(plan)))
     print(f"cost: {price_line(planned.price)}", *array_lines(planned), sep="\n")
     array = TaskArray(sweep=definition.name, results=results, request=options)
     if dry_run:

@@ -1,17 +1,17 @@
-"""Progress of a running sweep: a live table on a terminal, a line per event elsewhere; and its final summary."""
+"""Progress of a running sweep, and its final summary."""
 
+import contextlib
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from sparsedepth import quantities
 from sparsedepth.cli.run_progress import QUIET_SECONDS
@@ -21,13 +21,57 @@ from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
-from sparsedepth.words.plain_text import duration, visible
-from sparsedepth.words.status import running_text
+from sparsedepth.words.progress import complete_text, progress_lines, running_lines, share_text
 from sparsedepth.words.sweep import run_text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a sweep is."""
+
+    definition: SweepDefinition
+    states: list[RunState]
+    summaries: Mapping[str, Mapping[str, Any]]
+    """Of the complete runs; empty for one that cannot be read, or was complete before."""
+    expected: int
+    """Tuning may have extended a grid."""
+    elapsed: float
+    share: float = 0.0
+    """Of the sweep's FLOPs."""
+    left: float | None = None
+    """Seconds, once there is a rate."""
+
+    @property
+    def complete(self) -> int:
+        return len(self.summaries)
+
+    @property
+    def failed(self) -> list[RunState]:
+        return [state for state in self.states if state.state in FAILED]
+
+    @property
+    def best(self) -> tuple[float, RunState] | None:
+        """The complete run with the best objective."""
+        scored = [(value, state) for state in self.states if (value := self.value(state)) is not None]
+        better = quantities.sign(self.definition.objective)
+        return max(scored, key=lambda pair: better * pair[0], default=None)
+
+    def value(self, state: RunState) -> float | None:
+        """Its objective; None if it has none, or is damaged, which is reported when its record is read."""
+        value = self.summaries.get(state.run_id, {}).get(self.definition.objective)
+        return value if isinstance(value, int | float) else None
+
+    def name(self, state: RunState) -> str:
+        """The fields that vary."""
+        return run_text(varied_fields(self.definition, state.config)) if state.config else state.run_id
+
+    def is_diverged(self, state: RunState) -> bool:
+        return self.summaries.get(state.run_id, {}).get("outcome") == "diverged"
+
+
 class ProgressDisplay:
-    """Shows the run states that the driver passes a few times a second."""
+    """Shows the run states that the driver passes a few times a second: on a terminal lines that are redrawn,
+    elsewhere a line per complete run, and all every QUIET_SECONDS."""
 
     def __init__(self, definition: SweepDefinition, expected: int, results: Path):
         self.definition, self.expected = definition, expected
@@ -37,7 +81,7 @@ class ProgressDisplay:
         self.started = self.printed_at = time.monotonic()
         self.initial: dict[str, float] = {}
         """run_id -> the FLOPs that were done when it was first seen"""
-        self.complete: set[str] | None = None
+        self.is_first = True
 
     def __enter__(self) -> "ProgressDisplay":
         if self.console.is_terminal:
@@ -49,33 +93,28 @@ class ProgressDisplay:
             self.live.stop()
 
     def __call__(self, states: list[RunState]) -> None:
-        self.expected = max(self.expected, len(states))  # tuning may have extended a grid
-        complete = {state.run_id for state in states if state.state == "complete"}
-        newly_complete = complete - self.complete if self.complete is not None else set()
-        self.complete = complete
-        share, eta = self._share_and_eta(states)
+        """Show how far the sweep is."""
+        new = [state for state in states if state.state == "complete" and state.run_id not in self.summaries]
+        for state in new:
+            self.summaries[state.run_id] = {}
+            with contextlib.suppress(OSError, ValueError):
+                if self.console.is_terminal or not self.is_first:
+                    self.summaries[state.run_id] = read_summary(self.results, state.run_id)
+        progress = self.progress(states)
         if self.console.is_terminal:
-            self.live.update(self._table(states, share, eta))
+            self.live.update(Text("\n".join(progress_lines(progress))))
             return
-        now = time.monotonic()
-        count = f"[{len(complete)}/{self.expected}]"
-        for state in states:
-            if state.run_id in newly_complete:
-                value = self._value(state.run_id)
-                result = ", diverged" if self.summaries[state.run_id].get("outcome") == "diverged" else ""
-                result = result if value is None else f", {self.definition.objective} {value:.4g}"
-                print(f"{count} complete: {self._name(state)}{result}  ({eta})", file=sys.stderr, flush=True)
-                self.printed_at = now
-        if now - self.printed_at > QUIET_SECONDS:
-            print(f"{count} {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
-            for state in states:
-                if state.state == "running":
-                    print(f"  {running_text(state, self._name(state))}", file=sys.stderr, flush=True)
-            self.printed_at = now
+        lines = [] if self.is_first else [complete_text(progress, state) for state in new]
+        if time.monotonic() - self.printed_at > QUIET_SECONDS and not lines:
+            lines = [share_text(progress), *running_lines(progress)]
+        self.is_first = False
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+            self.printed_at = time.monotonic()
 
-    def _share_and_eta(self, states: list[RunState]) -> tuple[float, str]:
-        """Share of the sweep's FLOPs that is done, and the time that those left will take at the rate so far. A branch
-        counts from where it leaves its trunk; a run that ended without a result is done."""
+    def progress(self, states: list[RunState]) -> Progress:
+        """The share that is done, and the time that the FLOPs left will take at the rate so far. A branch counts from
+        where it leaves its trunk; a run that ended without a result is done."""
         configs = [state.config for state in states if state.config]
         shared = dict(zip((config.run_id for config in configs), shared_steps(configs), strict=True))
         done = total = gained = 0.0
@@ -88,53 +127,18 @@ class ProgressDisplay:
             own = max(steps_done - taken_over, 0.0) * flops_per_step
             gained += own - self.initial.setdefault(state.run_id, own)
             done, total = done + own, total + (steps - taken_over) * flops_per_step
-        total *= max(1.0, self.expected / max(1, len(states)))  # of runs at values that tuning has yet to choose
+        self.expected = max(self.expected, len(states))  # tuning may have extended a grid
+        total *= self.expected / max(1, len(states))  # of runs at values that tuning has yet to choose
         elapsed, share = time.monotonic() - self.started, done / total if total else 0.0
-        if share == 1:
-            return share, f"{duration(elapsed)} elapsed"
-        is_measured = gained > 0.005 * (total - done)
-        left = f"about {duration(elapsed * (total - done) / gained)} left" if is_measured else "estimating"
-        return share, f"{duration(elapsed)} elapsed, {left}"
-
-    def _table(self, states: list[RunState], share: float, eta: str) -> Table:
-        counts = Counter(state.state for state in states)
-        filled = round(30 * share)
-        table = Table.grid(padding=(0, 1))
-        table.add_row(
-            f"{self.definition.name} [green]{'━' * filled}[/][dim]{'━' * (30 - filled)}[/] {share:4.0%}  "
-            f"{counts['complete']}/{self.expected} runs, {counts['failed']} failed  {eta}"
+        return Progress(
+            definition=self.definition,
+            states=states,
+            summaries=self.summaries,
+            expected=self.expected,
+            elapsed=elapsed,
+            share=share,
+            left=elapsed * (total - done) / gained if gained > 0.005 * (total - done) else None,
         )
-        for state in states:
-            if state.state == "running":
-                table.add_row(f"  {escape(running_text(state, self._name(state)))}")
-        failed = Counter(state.reason for state in states if state.state in FAILED)
-        for reason, count in failed.most_common(3):
-            table.add_row(f"  [red]failed {count}x[/]: {escape(str(reason))[:150]}")
-        objective, complete = self.definition.objective, [state for state in states if state.state == "complete"]
-        scored = [(value, state) for state in complete if (value := self._value(state.run_id)) is not None]
-        if scored:
-            value, state = max(scored, key=lambda pair: quantities.sign(objective) * pair[0])
-            table.add_row(f"  best so far: {objective} {value:.4g}, {escape(self._name(state))}")
-        return table
-
-    def _value(self, run_id: str) -> float | None:
-        """A complete run's objective; None if it has none, or is damaged, which is reported when its record is read."""
-        if run_id not in self.summaries:
-            try:
-                self.summaries[run_id] = read_summary(self.results, run_id)
-            except (OSError, ValueError):
-                self.summaries[run_id] = {}
-        value = self.summaries[run_id].get(self.definition.objective)
-        return value if isinstance(value, int | float) else None
-
-    def _name(self, state: RunState) -> str:
-        return run_text(varied_fields(self.definition, state.config)) if state.config else state.run_id
-
-
-def print_header(definition: SweepDefinition, notes: Iterable[str]) -> None:
-    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
-    for note in notes:
-        print(visible(note))
 
 
 def print_failures(states: list[RunState], out: Path) -> None:

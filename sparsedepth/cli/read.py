@@ -75,6 +75,7 @@ def query(
 
 
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
+    """The result of the user's SELECT, which runs within the limits of `limited`; tables are read outside of them."""
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.fences import limited
     from sparsedepth.store.schema import TABLES

@@ -55,6 +55,7 @@ class RecipeCommand(option.FolderOptions):
     )
 
     def compute(self) -> "Card":
+        """An output that cannot be written is refused first."""
         from sparsedepth.effects.cells import read_runs
         from sparsedepth.files import check_parent
         from sparsedepth.quantities import rankable

@@ -22,6 +22,7 @@ from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import notes_text, summary_text
 from sparsedepth.words.plain_text import visible
 from sparsedepth.words.price import price_line
+from sparsedepth.words.progress import header_text
 from sparsedepth.words.status import other_runs_text
 from sparsedepth.words.sweep import machine_text, plan_notes
 
@@ -52,6 +53,7 @@ class TrainCommand(option.RuntimeOptions):
     ] = None
 
     def compute(self) -> "Record":
+        """Refuses what it can before torch is imported, and restores the caller's signal handlers."""
         from sparsedepth.cli.input_file import run_config
 
         results, start = option.path(self.out), None
@@ -122,7 +124,6 @@ def sweep(
         sweep_on_slurm(definition, out, request, retry_failed=given.retry_failed, dry_run=dry_run)
         return
 
-    from sparsedepth.cli.progress import print_header
     from sparsedepth.plan.price import price
 
     driver = make_driver(given, definition)
@@ -133,7 +134,7 @@ def sweep(
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine_text(machine)}"
-    print_header(definition, [where, *plan_notes(plan)])
+    print(header_text(definition, [where, *plan_notes(plan)]))
     total = price(plan, setup)
     print(f"cost: {price_line(total)}")
     remaining = pricing.remaining_price(plan, setup, out)

@@ -30,6 +30,7 @@ from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.status import RunState, known_runs, remaining_runs, scan
 from sparsedepth.train.loop import divergence
+from sparsedepth.words.progress import time_text
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -266,13 +267,13 @@ def test_the_time_left_is_that_of_the_flops_left_at_the_rate_since_the_start(tmp
     same = [runs[0].model_copy(update={"seed": 10 + i}) for i in range(6)]
     states = [RunState(run_id=config.run_id, state="planned", config=config) for config in same]
     complete = [replace(state, state="complete") for state in states]
-    display = ProgressDisplay(sweep, 4, results)
-    assert display._share_and_eta([*complete[:2], *states[2:4]]) == (0.5, "0s elapsed, estimating")
+    display, told = ProgressDisplay(sweep, 4, results), lambda found: (found.share, time_text(found))
+    assert told(display.progress([*complete[:2], *states[2:4]])) == (0.5, "0s elapsed, estimating")
     seconds = 100.0
-    share, eta = display._share_and_eta([*complete[:3], *states[3:6]])
-    assert (share, eta) == (0.5, "1m40s elapsed, about 5m00s left")
+    left = display.progress([*complete[:3], *states[3:6]])
+    assert told(left) == (0.5, "1m40s elapsed, about 5m00s left")
     failed = replace(states[3], state="failed")
-    assert display._share_and_eta([*complete[:3], failed, *complete[4:6]]) == (1.0, "1m40s elapsed")
+    assert told(display.progress([*complete[:3], failed, *complete[4:6]])) == (1.0, "1m40s elapsed")
 
 
 def test_a_branch_counts_from_where_it_leaves_its_trunk(tmp_path):
@@ -287,10 +288,10 @@ def test_a_branch_counts_from_where_it_leaves_its_trunk(tmp_path):
         for n in (8, 4)
     )
     done = RunState(run_id=half.run_id, state="complete", config=half)
-    share, _ = ProgressDisplay(sweep, 2, results)._share_and_eta(
+    found = ProgressDisplay(sweep, 2, results).progress(
         [done, RunState(run_id=whole.run_id, state="planned", config=whole)]
     )
-    assert share == 4 / (4 + 8 - 3)
+    assert found.share == 4 / (4 + 8 - 3)
 
 
 def test_results_at_a_value_that_tuning_is_yet_to_confirm_are_of_the_definition(tmp_path):
