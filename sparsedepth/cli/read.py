@@ -193,36 +193,39 @@ def _print_verifications(folders: list[Path]) -> None:
         print(f"\n{trial_text(folder, card)}")
 
 
-def effects(
-    folders: Annotated[list[Path], option.FOLDERS],
-    by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None,
-    knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
+@dataclass(frozen=True)
+class EffectsCommand(option.FolderOptions):
+    """Which effects, and in what they are told."""
+
+    _: KW_ONLY
+    by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None
+    knob: Annotated[str | None, typer.Option(help="only this knob")] = None
     part: Annotated[
         Literal["all", "chain"], typer.Option(help="all: effects of settings; chain: links from sparsity to loss")
-    ] = "all",
+    ] = "all"
     currency: Annotated[
         Literal["loss", "speedup"], typer.Option("--as", help="speedup: as the compute that the baseline would need")
-    ] = "loss",
-    detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False,
-    skip_damaged: option.SkipDamaged = False,
-    format: option.Format = None,
-    out: option.OutFile = None,
-) -> None:
+    ] = "loss"
+    detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False
+
+
+@option.command
+def effects(given: EffectsCommand, format: option.Format = None, out: option.OutFile = None) -> None:
     """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
 
     For a search: the importance of each axis to each objective, and its values among the best proposals."""
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)
-    if currency == "speedup" and (part != "all" or detail):
+    if given.currency == "speedup" and (given.part != "all" or given.detail):
         raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
-    with open_store(*folders, skip_damaged=skip_damaged) as store:
-        if currency == "speedup":
+    with open_store(*given.paths, skip_damaged=given.skip_damaged) as store:
+        if given.currency == "speedup":
             from sparsedepth.scaling.points import budget_rows
             from sparsedepth.scaling.speedup import multipliers, speedups
             from sparsedepth.words.scaling import speedup_lines
 
-            found = speedups(budget_rows(store, knob, None if by == "loss" else by))
+            found = speedups(budget_rows(store, given.knob, None if given.by == "loss" else given.by))
             content = (
                 _text(speedup_lines(multipliers(found)))
                 if format == "table"
@@ -230,13 +233,11 @@ def effects(
             )
         else:
             for_grep = out is not None or not sys.stdout.isatty()
-            content = _effects(store, by, knob, part, format, detail, for_grep)
+            content = _effects(store, given, format, for_grep)
     write(content, out)
 
 
-def _effects(
-    store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
-) -> bytes:
+def _effects(store: "Store", given: EffectsCommand, format: str, for_grep: bool) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
     from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
@@ -248,29 +249,29 @@ def _effects(
     from sparsedepth.words.search import importance_lines
 
     search = search_of(store.roots)
-    outcome = loss_in(store) if by in (None, "loss") else by
-    is_whole = part == "chain" or search is not None
+    outcome = loss_in(store) if given.by in (None, "loss") else given.by
+    is_whole = given.part == "chain" or search is not None
     runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
     if runs.empty:
         raise ValueError(no_run_text(store.roots))
     if reason := only_tuning_text(only_tuning(store)):
         raise ValueError(reason)
-    if part == "chain":
-        if knob is not None:
-            raise ValueError(f"--knob {knob!r} chooses effects of settings; leave it out with --part chain")
+    if given.part == "chain":
+        if given.knob is not None:
+            raise ValueError(f"--knob {given.knob!r} chooses effects of settings; leave it out with --part chain")
         found = cells_of(runs, outcome)
         if format != "table":
             return encode(chain.chain_table(chain.chain_evidence(found)), format)
-        return _text(chain_lines(chain.chain_of(found), detail), one_per_line=detail and for_grep)
-    if search is None or knob is not None:
-        return _of_settings(runs, outcome, knob, format, detail)
-    of_axes = importance.by_objective(runs, search, by)
+        return _text(chain_lines(chain.chain_of(found), given.detail), one_per_line=given.detail and for_grep)
+    if search is None or given.knob is not None:
+        return _of_settings(runs, outcome, given, format)
+    of_axes = importance.by_objective(runs, search, given.by)
     if format != "table":
         return encode(importance.search_table(of_axes), format)
     return _text(importance_lines(of_axes, search_text(search)), one_per_line=for_grep)
 
 
-def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool) -> bytes:
+def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, format: str) -> bytes:
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame
     from sparsedepth.effects.equal_loss import effects_at_equal_loss
@@ -282,7 +283,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     scores = score_rows(frame.compared(found), outcome)
     usable = usable_form(outcome, scores)
     found = found.of_outcome(usable.form)
-    effects = of_knob(frame.effects_frame(found), knob, found)
+    effects = of_knob(frame.effects_frame(found), given.knob, found)
     if format != "table":
         return encode(QueryResult.of_frame(effects), format)
     weakness = weakness_text(common_weakness(scores))
@@ -290,7 +291,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     data = data_text(found.settings) if found.settings else ""
     lines = [
         *filter(None, [weak, caution(usable, "the effects are on"), data]),
-        effects_text(listing(effects, found, detail)),
+        effects_text(listing(effects, found, given.detail)),
     ]
     return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
 
