@@ -56,7 +56,7 @@ def test_fp32_logits_equal_the_cpus(fields):
 @pytest.mark.parametrize("fields", FAMILIES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_training_learns(fields, precision, compiled):
+def test_training_on_a_gpu_lowers_the_loss_in_every_precision(fields, precision, compiled):
     cfg = config(precision=precision, **fields)
     trained = train(Decoder(cfg), cfg, resolve(cfg, RuntimeConfig(device="cuda", compile=compiled)), counting)
     assert trained.outcome == "ok"

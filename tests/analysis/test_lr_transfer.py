@@ -56,6 +56,6 @@ def test_an_optimum_outside_the_grid_is_counted_and_not_guessed():
     assert few[0].verdict("d_model") == "no interval from so few seeds"
 
 
-def test_the_figure(tmp_path):
+def test_the_figure_of_optima_is_drawn(tmp_path):
     lr_transfer.draw(lr_transfer.optima(planted(), "val_loss"), tmp_path / "lr.png")
     assert (tmp_path / "lr.png").stat().st_size > 5000

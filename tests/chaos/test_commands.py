@@ -82,7 +82,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_import(tmp_path):
+def test_a_killed_import_leaves_all_or_nothing(tmp_path):
     (tmp_path / "runs.csv").write_text("depth,lr,loss\n" + "".join(f"{2 + i % 3},{i}e-3,{i}\n" for i in range(1, 400)))
     (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, lr: lr, val_loss: loss}\n")
     command = ["import", tmp_path / "runs.csv", "--map", tmp_path / "map.yaml", "-o"]
@@ -95,7 +95,7 @@ def test_import(tmp_path):
     assert alive
 
 
-def test_plot(tmp_path):
+def test_a_killed_plot_leaves_a_whole_figure_or_none(tmp_path):
     command = ["plot", RESULTS / "quickstart", "-o"]
     sparsedepth(*command, tmp_path / "undisturbed.png")
     expected = (tmp_path / "undisturbed.png").read_bytes()
@@ -106,7 +106,7 @@ def test_plot(tmp_path):
     assert alive
 
 
-def test_measure(folder, undisturbed, tmp_path):
+def test_a_killed_measure_leaves_a_whole_record_or_none(folder, undisturbed, tmp_path):
     (run_id,) = undisturbed(1)
     place = tmp_path / "models"
     place.mkdir()
@@ -117,7 +117,7 @@ def test_measure(folder, undisturbed, tmp_path):
     assert alive
 
 
-def test_calibrated_plan(tmp_path, monkeypatch):
+def test_a_killed_calibration_leaves_whole_timings_and_no_process(tmp_path, monkeypatch):
     """Its timings are whole or missing, and no process that timed is left."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("support.tiny_sweep.ENVIRONMENT", {**os.environ, "OMP_NUM_THREADS": "1"})
@@ -140,7 +140,7 @@ def test_calibrated_plan(tmp_path, monkeypatch):
     print(f"\nplan --calibrate: killed {KILLS} times, nothing is left running")
 
 
-def test_recipe_verify(tmp_path):
+def test_a_killed_verification_makes_each_run_once_and_its_card_whole(tmp_path):
     """Fresh runs are made once; the card is written at the end, whole."""
     base = {**BASE, "n_layers": 2, "d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128}
     base |= {"corpus": str(corpus(tmp_path)), "measures": ("loss",), "train_tokens": 128 * 10, "val_tokens": 512}

@@ -159,7 +159,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         ),
     ],
 )
-def test_mistakes(folder, tmp_path, arguments, words, command):
+def test_a_mistake_in_what_measure_is_given_is_one_line(folder, tmp_path, arguments, words, command):
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.arange(41 * 17).reshape(-1, 17) % 41)
     filled = [str(word).format(folder=folder, tmp=tmp_path, tokens=tokens) for word in arguments]

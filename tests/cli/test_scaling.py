@@ -40,7 +40,7 @@ def test_fit_for_programs(points):
     assert "80 points" in err
 
 
-def test_plot(points, tmp_path):
+def test_scaling_plot_writes_a_figure_and_its_data(points, tmp_path):
     out, _ = sparsedepth("scaling", "plot", points, "-o", tmp_path / "law.png", "--bootstrap", 50)
     assert (tmp_path / "law.png").stat().st_size > 20_000 and "law.csv" in out
 

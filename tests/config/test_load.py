@@ -73,7 +73,7 @@ def test_nothing_is_imported_or_expanded():
         build(RunConfig, values, "t")
 
 
-def test_files(tmp_path):
+def test_a_file_that_is_absent_a_folder_empty_binary_or_too_large_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         read_yaml(tmp_path / "absent.yaml")
     with pytest.raises(ValueError, match="is a folder; name a file"):
@@ -89,7 +89,7 @@ def test_files(tmp_path):
             read_yaml(tmp_path / name)
 
 
-def test_settings():
+def test_settings_of_a_command_line_are_typed_and_need_a_key():
     parsed = parse_settings(["n_layers=24", "lr=1e-3", "weight_eps=[0.1]", "depth_scale=lns"])
     assert parsed == {"n_layers": 24, "lr": 0.001, "weight_eps": [0.1], "depth_scale": "lns"}
     for bad in ("n_layers", "=3"):

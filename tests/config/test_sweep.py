@@ -140,7 +140,7 @@ TPE = {"sampler": "tpe", "n_trials": 2}
         ({"sampler": "magic"}, "sampler='magic'"),
     ],
 )
-def test_mistakes(fields, words):
+def test_a_mistake_in_a_definition_is_one_line_that_names_it_at_once(fields, words):
     began = time.process_time()
     with pytest.raises(ValueError) as caught:
         sweep(**fields)

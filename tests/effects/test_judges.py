@@ -65,7 +65,7 @@ def test_a_baseline_tuned_badly_gives_no_verdict():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", TARGETS)
-def test_targets(name):
+def test_coverage_false_verdicts_and_power_in_made_up_worlds_reach_their_targets(name):
     low, high, false, found = TARGETS[name]
     of = score(WORLDS[name], 300)
     print(f"{name}: {of}")

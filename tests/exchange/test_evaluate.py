@@ -60,7 +60,7 @@ def log_p(model, given: str, asked: str) -> float:
     return total
 
 
-def test_multiple_choice(place):
+def test_accuracy_of_multiple_choice_is_that_of_our_own_log_probabilities(place):
     evaluation, results = evaluated(place, "count_choice")
     _, model = place
     p = np.array([[log_p(model, d["question"], " " + choice) for choice in d["choices"]] for d in QUESTIONS])

@@ -216,7 +216,7 @@ def test_ids_are_ours_and_texts_come_back(both, text):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 @settings(max_examples=100)
-def test_any_text(both, text):
+def test_any_text_has_the_same_ids_in_the_exported_tokenizer(both, text):
     ours, theirs = both
     assert theirs(text)["input_ids"] == ours.encode([text])[0]
 

@@ -151,7 +151,7 @@ def test_a_single_probe_is_refused():
 RNG = np.random.default_rng(0)
 
 
-def test_by_hand():
+def test_gradients_along_the_stream_by_hand():
     """x_2 = 3 (2 x_0): by the chain rule g_1 = 3 g_2 and g_0 = 6 g_2. The identity changes nothing."""
     scored = Scored.text(integers(20, 3, 9))
     found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored, RNG)

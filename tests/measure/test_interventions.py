@@ -254,7 +254,7 @@ def test_the_interval_of_many_small_effects_reaches_down_to_their_mean(monkeypat
     assert np.mean(covered) >= 0.85  # without lowering: .45
 
 
-def test_by_hand():
+def test_the_loss_without_each_range_of_blocks_by_hand():
     """x_0 = 1; add 1, double, add 3: 7. What is left without each range, and c(x) = ln(1 + e^x) as the loss of x."""
     blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 3]
     probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))

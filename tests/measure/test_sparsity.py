@@ -118,7 +118,7 @@ def to_the_first(layer, x_BTD):
     return torch.ones_like(keys), keys
 
 
-def test_uniform_attention():
+def test_uniform_attention_has_known_shares_entropies_and_sink():
     """Row i holds i weights 1/i. T = 8: 36 weights; below 0.3 are those of rows 4..8: 4 + 5 + 6 + 7 + 8 = 30.
     H_i = ln i and a_i1 = 1/i: over T = 4 rows ln 24 / 4, and (1/2 + 1/3 + 1/4) / 3. Of one token neither is known."""
     probed = HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform)
@@ -220,7 +220,7 @@ class HiddenModel(ProbedDecoder):
         return HIDDEN_VF[self.tokens_BT] if layer == 2 else None
 
 
-def test_by_hand():
+def test_zeros_small_units_and_their_share_of_energy_by_hand():
     """Zeros 2 + 4 + 0 + 2 of 16. rms^2 = (25 + 4 + 25.01) / 16, a tenth of it 0.184: 0.1 is near 0 too. Units:
     25^2 / (4 (81 + 256)), none, 1, 25.01^2 / (4 (0.0001 + 625))."""
     with tokens_per_pass(2):

@@ -19,7 +19,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 
-def test_planted_growth():
+def test_a_stream_that_triples_grows_ninefold_in_variance():
     """Each block triples the stream: v_l = 9^l v_0; var(1, 2, 3, 4) = 5/3 with D - 1 in the denominator."""
     probed = HandMadeModel([lambda x: 3 * x] * 4, torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]]))
     found = residual_variance(probed, torch.tensor([[0, 1], [0, 0]]), rng())
@@ -90,7 +90,7 @@ def ratios(found):
     return found["participation_ratio"]
 
 
-def test_by_hand():
+def test_directions_of_states_and_updates_by_hand():
     """diag(1/2, 1/2): (1)^2 / (1/4 + 1/4) = 2. Three times the first axis: diag(9/2, 1/2), 25 / (81/4 + 1/4) = 50/41.
     One axis alone: 1. No variance: none. Effective ranks: of shares 1/2, 1/2: 2; of shares 9/10, 1/10: exp(H). Block 1
     adds 2 on the first axis, one direction; block 2 takes the second away, another: ranks of updates 1 and 1."""

@@ -48,7 +48,7 @@ def of_the_zoo(name: str) -> tuple[RunConfig, Decoder, TrainingResult]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_it_learns(name):
+def test_every_architecture_of_the_zoo_learns_the_task(name):
     _, _, result = of_the_zoo(name)
     assert result.outcome == "ok" and result.steps == 40
     assert result.curves[0]["train_loss"] == pytest.approx(CHANCE, rel=0.05)

@@ -104,7 +104,7 @@ def test_proposals_are_an_upper_bound():
 
 
 @pytest.mark.parametrize(("workers", "end"), [(1, 10.0), (2, 5.0), (4, 4.0)])
-def test_makespan(workers, end):
+def test_the_end_of_tasks_on_several_workers_by_hand(workers, end):
     assert makespan([4.0, 3.0, 2.0, 1.0], workers) == end
 
 

@@ -25,7 +25,7 @@ FIELDS = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "trai
         (9.0, [1.0, math.inf, math.inf, math.inf], False),  # most of them diverged
     ],
 )
-def test_the_rule(loss, others, pruned):
+def test_a_run_is_pruned_where_enough_finished_ones_were_better_at_that_step(loss, others, pruned):
     assert (loss > level_reached(RULE, others)) == pruned
 
 

@@ -228,7 +228,7 @@ def test_a_crafted_run_id_reaches_no_query(results, packed):
         open_store(packed, results)
 
 
-def test_the_commands(results, tmp_path, command):
+def test_commands_read_a_pack_and_refuse_to_write_one_where_it_cannot_be(results, tmp_path, command):
     assert "results.pack: 6 records in 5 files" in "".join(command("pack", results))
     assert "failed 1x: no" in command("status", tmp_path / "results.pack")[0]
     for words, message in (

@@ -78,7 +78,7 @@ def test_learning_rate_curves_say_where_the_best_stands(store):
     ]
 
 
-def test_seed_noise(store):
+def test_the_noise_between_seeds_by_hand(store):
     assert rows(store, "seed_noise", "weight_decay", "seeds", "val_loss_sd") == [
         (0.0, 3, pytest.approx(0.1)),
         (0.1, 2, pytest.approx(0.1 / 2**0.5)),

@@ -59,7 +59,7 @@ def test_points_of_random_and_qmc_depend_on_nothing_but_the_definition():
     assert sum(low) == 8, "of 16 consecutive points of the sequence"
 
 
-def test_tpe_learns(tmp_path):
+def test_tpe_proposes_closer_to_the_best_lr_than_chance(tmp_path):
     study = work(tmp_path, sweep(sampler="tpe", n_trials=24, space={"lr": SPACE["lr"]}))
     distance = [abs(math.log(trial.params["lr"] / 0.01)) for trial in study.trials]
     assert statistics.median(distance[-10:]) < 0.6, "drawn at random it would be near ln(10) / 2"

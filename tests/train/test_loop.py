@@ -50,7 +50,7 @@ def timeless(trained) -> list[dict]:
 @pytest.mark.parametrize(
     "fields", [{}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns", "n_kv_heads": 1}, {"optimizer": "muon"}]
 )
-def test_loss_falls(fields):
+def test_the_loss_begins_at_guessing_and_falls_below_half_of_it(fields):
     _, trained = run(config(train_tokens=32 * 100, lr=1e-2, **fields))
     assert trained.outcome == "ok" and trained.steps == 100
     assert trained.curves[0]["train_loss"] == pytest.approx(math.log(12), rel=0.02)
