@@ -26,17 +26,17 @@ def test_the_share_of_the_baseline_is_its_part_of_the_effects_variance():
     assert found.share_of_baseline(setting=0, baseline=1) == pytest.approx(1 / 4)
 
 
-def test_the_share_that_judges_a_setting_is_that_of_its_baseline():
-    """A baseline of many seeds adds little to each effect: effects are all but independent, and p-values are adjusted
-    by about 1 - (1 - p)^2. Were the settings' part taken for it, they would count as nearly one."""
+def test_the_share_that_judges_a_setting_is_that_of_its_baseline(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Fit, "share_of_baseline", lambda found, *pair: asked.append(pair) or 0.5)
     rng = np.random.default_rng(0)
-    axes = {
-        "weight_decay,seed": [*((0.1, seed) for seed in range(40)), *((w, s) for w in (0.2, 0.3) for s in (0, 1, 2))]
-    }
-    runs = grid(axes, lambda config: {"val_loss": 3 + 0.01 * rng.standard_normal()}, n_layers=4)
-    found = effects_frame(cells_of(runs, "val_loss"))
-    least = found[found["question"] == "setting"].sort_values("p").iloc[0]
-    assert least["p_adjusted"] == pytest.approx(1 - (1 - least["p"]) ** 2, rel=0.02)
+    axes = {"weight_decay": (0.1, 0.2, 0.3), "seed": range(3)}
+    cells = cells_of(grid(axes, lambda config: {"val_loss": 3 + 0.01 * rng.standard_normal()}, n_layers=4), "val_loss")
+    effects_frame(cells)
+    (at,) = cells.depths
+    named = {(at.order[setting], at.order[baseline]) for setting, baseline in asked}
+    assert named >= {("weight_decay=0.2", "baseline"), ("weight_decay=0.3", "baseline")}
+    assert all(setting != "baseline" for setting, _ in named)
 
 
 def test_an_optimum_beyond_the_values_tried_is_told_of_the_cell_that_has_it():
