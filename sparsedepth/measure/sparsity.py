@@ -56,9 +56,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import entr
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, shared_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finites, identity, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.model.attention import attention_rows
 from sparsedepth.model.context import Context
@@ -85,21 +86,19 @@ def weight_counts(probed: ProbedModel, thresholds: Sequence[float], *, relative:
     return count_LC
 
 
-def shares(count_C: np.ndarray) -> list[float | None]:
-    """At each threshold; None without entries, as in a layer without the kind."""
-    *below, total = count_C.tolist()
-    return [n / total if total else None for n in below]
+def shares(count_LC: np.ndarray) -> list[list[float | None]]:
+    """By threshold and layer; None without entries, as in a layer without the kind."""
+    return [finites(ratio(below_L, count_LC[..., -1])) for below_L in np.moveaxis(count_LC[..., :-1], -1, 0)]
 
 
 def add_weight_rows(context: MeasureContext, rows: Measurements) -> None:
     for name in ("weight_sparsity", "weight_sparsity_rel"):
         thresholds = getattr(context.config, IN_RUNS[name].threshold)
         counts = weight_counts(context.probed, thresholds, relative=name.endswith("_rel"))
-        rows.summary[name] = shares(counts[""].sum(0))[0]
+        ((rows.summary[name],), *_) = shares(counts[""].sum(0, keepdims=True))
         for kind in ("", *MATRICES):
             if kind in counts:
-                by_threshold = zip(*map(shares, counts[kind]), strict=True)
-                for threshold, values in zip(thresholds, by_threshold, strict=True):
+                for threshold, values in zip(thresholds, shares(counts[kind]), strict=True):
                     metric = f"{name}_{kind}" if kind else name
                     rows.add_layers(f"{metric}@{threshold:g}", values, counts[kind][:, -1].tolist())
 
@@ -204,24 +203,22 @@ NEAR_ZERO = 0.1
 def activations(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
     """The quantities above of layers 1..L; None for experts, or (units) if all hidden units are 0. Two
     passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
-    squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
-    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))  # and numbers of tokens
+    of_layer: dict[int, Any] = defaultdict(float)  # squares and their number
+    sums: dict[int, Any] = defaultdict(float)  # of the three shares over tokens, and numbers of tokens
     with probing(probed):
         for layer, h_nF in _hidden(probed, tokens_NT):
-            squares[layer] += torch.tensor([h_nF.square().sum().item(), h_nF.numel()])
+            of_layer[layer] += np.array([h_nF.square().sum().item(), h_nF.numel()])
         for layer, h_nF in _hidden(probed, tokens_NT):
-            total, count = squares[layer].tolist()
+            total, count = of_layer[layer]
             is_zero = h_nF == 0
             is_near = is_zero | (h_nF.abs() < NEAR_ZERO * math.sqrt(total / count))
-            energy_n, fourth_n = h_nF.square().sum(1), h_nF.pow(4).sum(1)
-            unit_n = (energy_n.square() / (h_nF.shape[1] * fourth_n))[fourth_n > 0]
-            shares = [float(share.double().mean(1).sum()) for share in (is_zero, is_near)]
-            sums[layer] += torch.tensor([[*shares, float(unit_n.sum())], [len(h_nF), len(h_nF), len(unit_n)]])
-    means = {layer: (sum_23[0] / sum_23[1]).tolist() for layer, sum_23 in sums.items()}
-    return {
-        name: [finite(means[layer][i]) if layer in means else None for layer in range(1, probed.n_layers + 1)]
-        for i, name in enumerate(("activation_zeros", "activation_sparsity", "activation_units"))
-    }
+            unit_n = h_nF.square().sum(1).square() / (h_nF.shape[1] * h_nF.pow(4).sum(1))  # NaN without any
+            values_3n = torch.stack((is_zero.double().mean(1), is_near.double().mean(1), unit_n))
+            sums[layer] += torch.stack((values_3n.nansum(1), (~values_3n.isnan()).sum(1))).cpu().numpy()
+    means = {layer: finites(ratio(*sum_23)) for layer, sum_23 in sums.items()}
+    by_layer = [means.get(layer, [None] * 3) for layer in range(1, probed.n_layers + 1)]
+    names = ("activation_zeros", "activation_sparsity", "activation_units")
+    return {name: [*values] for name, values in zip(names, zip(*by_layer, strict=True), strict=True)}
 
 
 def _hidden(probed: ProbedModel, tokens_NT: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -241,41 +238,41 @@ def add_activation_rows(context: MeasureContext, rows: Measurements) -> None:
 
 def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
     """By name, for layers 1..L, None for a layer without experts; empty for a model without."""
-    parts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT):
-            for layer, x_BTD in block_inputs(probed, tokens_BT):
-                if (routing := probed.routing(layer, x_BTD)) is not None:
-                    probability_BTE, choice_BTC = routing
-                    chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
-                    entropy_BT = torch.special.entr(probability_BTE).sum(-1)
-                    parts[layer].append((chosen_BE, entropy_BT.mean(1, dtype=torch.float64)))
-    if not parts:
-        return {}
-    loads, entropies = (
-        {layer: torch.cat([part[i] for part in of_layer]).cpu().numpy() for layer, of_layer in parts.items()}
-        for i in range(2)
-    )
-    estimate = shared_resamples(rng)
+    layers: dict[int, None] = {}
 
-    def profile(statistic: Callable[[np.ndarray], np.ndarray], by_sequence: dict[int, np.ndarray]) -> ScoreByLayer:
+    def of_batch(tokens_BT: Tensor) -> list[Tensor]:
+        """The share of each expert, for each layer that has them; then the entropies."""
+        loads, entropies = [], []
+        for layer, x_BTD in block_inputs(probed, tokens_BT):
+            if (routing := probed.routing(layer, x_BTD)) is not None:
+                layers[layer] = None
+                probability_BTE, choice_BTC = routing
+                loads.append(F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2)))
+                entropies.append(torch.special.entr(probability_BTE).sum(-1).mean(1, dtype=torch.float64))
+        return loads + entropies
+
+    found = by_sequence(probed, batches(probed, tokens_NT), of_batch)
+    loads, entropies, estimate = found[: len(layers)], found[len(layers) :], shared_resamples(rng)
+
+    def profile(statistic: Callable[[np.ndarray], np.ndarray], values: list[np.ndarray]) -> ScoreByLayer:
         def mean(*means: np.ndarray) -> np.ndarray:
             return np.mean([statistic(layer_mean) for layer_mean in means], axis=0)
 
-        by_layer = {layer: float(statistic(values.mean(0))) for layer, values in by_sequence.items()}
-        layers = range(1, probed.n_layers + 1)
-        return ScoreByLayer(by_layer=[*map(by_layer.get, layers)], score=estimate(mean, *by_sequence.values()))
+        by_layer = {layer: float(statistic(each.mean(0))) for layer, each in zip(layers, values, strict=True)}
+        every = range(1, probed.n_layers + 1)
+        return ScoreByLayer(by_layer=[*map(by_layer.get, every)], score=estimate(mean, *values))
 
-    return {
-        "effective_experts": profile(effective_experts, loads),
-        "expert_load_variation": profile(variation, loads),
-        "router_entropy": profile(identity, entropies),
+    statistics = {
+        "effective_experts": (effective_experts, loads),
+        "expert_load_variation": (variation, loads),
+        "router_entropy": (identity, entropies),
     }
+    return {name: profile(*given) for name, given in statistics.items()} if layers else {}
 
 
 def effective_experts(load: np.ndarray) -> np.ndarray:
     """exp of the entropy over the last axis, with 0 ln 0 = 0."""
-    return np.exp(-(load * np.log(np.where(load > 0, load, 1))).sum(-1))
+    return np.exp(entr(load).sum(-1))
 
 
 def variation(load: np.ndarray) -> np.ndarray:

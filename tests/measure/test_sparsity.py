@@ -95,7 +95,7 @@ def test_kinds_by_hand():
         "gate": [[2, 2], [0, 0]],
         "up": [[0, 0], [1, 4]],
     }
-    assert [shares(count_C) for count_C in found["gate"]] == [[1.0], [None]]
+    assert shares(found["gate"]) == [[1.0, None]]
     relative = weight_counts(probed, [0.1], relative=True)
     assert relative["up"].tolist() == [[0, 0], [0, 3]]  # the expert of zeros has no scale
 
