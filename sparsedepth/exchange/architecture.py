@@ -31,7 +31,7 @@ from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
 from sparsedepth.model.init import OUTPUTS
-from sparsedepth.probe.hf_types import hf_name
+from sparsedepth.probe.hf_types import hf_names
 
 Weights = dict[str, Tensor]
 
@@ -248,7 +248,7 @@ def weights(model: Decoder) -> Weights:
         own |= {name: weight.double() - 1 for name, weight in own.items() if name.endswith("norm.weight")}
     elif config.tie_embeddings:
         del own["head.weight"]
-    named = {hf: weight for name, weight in own.items() if (hf := hf_name(name, family))}
+    named = {theirs: own[name] for name, theirs in hf_names(own, family).items()}
     if family == "qwen2_moe":
         for index, block in enumerate(model.blocks):
             named |= {f"model.layers.{index}.mlp.{name}": weight for name, weight in _shared_gate(block.ffn).items()}

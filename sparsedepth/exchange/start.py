@@ -26,7 +26,7 @@ from sparsedepth.exchange.architecture import ACTIVATIONS, TOLERANCE, random_doc
 from sparsedepth.files import digest, local_path
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG
-from sparsedepth.probe.hf_types import hf_name
+from sparsedepth.probe.hf_types import hf_names
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import check_reads_text, tokenizer_folder, tokenizer_of
 
@@ -183,10 +183,10 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
 def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
     """A transformers model's weights by the decoder's names. Raises ValueError for missing weights, other shapes, and
     weights without a place."""
-    own = dict(loaded.probed.model.named_parameters())
-    weights = {}
+    own, weights = dict(loaded.probed.model.named_parameters()), {}
+    names = hf_names(dict(model.named_parameters()), loaded.facts.family)
     for name, parameter in model.named_parameters():
-        weight = own.pop(hf_name(name, loaded.facts.family) or name, None)
+        weight = own.pop(names.get(name, name), None)
         if weight is None or weight.shape != parameter.shape:
             shape = "missing" if weight is None else list(weight.shape)
             raise ValueError(f"--from {loaded.source}: {name} is {shape}, expected {list(parameter.shape)}")

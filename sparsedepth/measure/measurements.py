@@ -160,11 +160,14 @@ class Measurements:
     def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
 
+    def _row(self, metric: str, value: float | None, n: int, **place: int) -> Row:
+        return {"step": self.step, **place, "metric": metric, "value": value, "n": n}
+
     def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
         """One value per layer from `first` on; `n` is the sample size of each, or of all."""
         sizes = [n] * len(values) if isinstance(n, int) else n
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
-            self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
+            self.layers.append(self._row(metric, value, size, layer=layer))
 
     def add_profiles(
         self, profiles: Mapping[str, ScoreByLayer], n: int, scores: Mapping[str, str] | None = None
@@ -176,9 +179,9 @@ class Measurements:
 
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, with its interval."""
-        self.add_layers(metric, [estimate.value for estimate in estimates], n)
-        self.add_layers(f"{metric}_lo", [estimate.lo for estimate in estimates], n)
-        self.add_layers(f"{metric}_hi", [estimate.hi for estimate in estimates], n)
+        for end in ("value", "lo", "hi"):
+            name = metric if end == "value" else f"{metric}_{end}"
+            self.add_layers(name, [getattr(estimate, end) for estimate in estimates], n)
 
     def add_depth_columns(self, measure: str, n_layers: int) -> None:
         """The columns of the depth profiles of this measure's scores, from their rows."""
@@ -191,13 +194,11 @@ class Measurements:
         """One value per layer and head of an array [L, H]."""
         for layer, values in enumerate(by_head, start=1):
             for head, value in enumerate(values, start=1):
-                place = {"step": self.step, "layer": layer, "head": head}
-                self.heads.append({**place, "metric": metric, "value": float(value), "n": n})
+                self.heads.append(self._row(metric, float(value), n, layer=layer, head=head))
 
     def add_pairs(self, metric: str, values: Mapping[tuple[int, int], float | None], n: int) -> None:
         for (layer, other), value in values.items():
-            place = {"step": self.step, "layer": layer, "other_layer": other}
-            self.pairs.append({**place, "metric": metric, "value": value, "n": n})
+            self.pairs.append(self._row(metric, value, n, layer=layer, other_layer=other))
 
     def tables(self) -> dict[Table, list[Row]]:
         tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
@@ -207,10 +208,9 @@ class Measurements:
         """Asserts that every column and metric of a measure has a record in `sparsedepth.quantities`."""
         produced: set[tuple[str, str]] = {("runs", name) for name in self.summary}
         for view, rows in self.tables().items():
-            if view in ("tokens", "difficulty"):
-                produced |= {(view, name) for row in rows for name in row}
-            else:  # a metric of the long tables carries its threshold: weight_sparsity@0.001
-                produced |= {(view, row["metric"].partition("@")[0]) for row in rows}
+            for row in rows:  # a metric of the long tables carries its threshold: weight_sparsity@0.001
+                names = [row["metric"].partition("@")[0]] if "metric" in row else row
+                produced |= {(view, name) for name in names}
         unknown = produced - {(column.view, column.name) for column in ALL if column.measure == measure}
         assert not unknown, f"measure {measure!r} produces {sorted(unknown)}, which has no record in quantities"
 

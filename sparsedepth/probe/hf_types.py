@@ -5,7 +5,7 @@ Rows are data: the adapter (`probe.hf_adapter`) has no case for any type. A pari
 model's own states, logits, attention weights and matrices."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 OUTSIDE_BLOCKS = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -107,17 +107,13 @@ def check_type(model_type: object, source: str, types: Collection[str] = TYPES) 
         )
 
 
-def hf_name(name: str, family: str) -> str | None:
-    """A decoder parameter's name in this transformers family; None if the family has no such weight."""
-    in_block = re.match(r"blocks\.(\d+)\.", name)
-    if in_block is None:
-        return _renamed(name, OUTSIDE_BLOCKS)
-    names = IN_BLOCK | GEMMA2 if family == "gemma2" else IN_BLOCK
-    name_in_layer = _renamed(name[in_block.end() :], names)
-    return name_in_layer and f"model.layers.{in_block[1]}.{name_in_layer}"
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str | None:
-    """The new name of a module's parameter, or of a parameter without a module."""
-    module, _, parameter = name.rpartition(".")
-    return names.get(name) or (f"{names[module]}.{parameter}" if module in names else None)
+def hf_names(names: Iterable[str], family: str) -> dict[str, str]:
+    """The names of a decoder's parameters in this transformers family, without those that it has not."""
+    in_layer, found = IN_BLOCK | GEMMA2 if family == "gemma2" else IN_BLOCK, {}
+    for name in names:
+        in_block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        known, own = (in_layer, in_block[2]) if in_block else (OUTSIDE_BLOCKS, name)
+        module, _, parameter = own.rpartition(".")
+        if theirs := known.get(own) or (module in known and f"{known[module]}.{parameter}"):
+            found[name] = f"model.layers.{in_block[1]}.{theirs}" if in_block else theirs
+    return found
