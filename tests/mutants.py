@@ -132,7 +132,7 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("if checksum_of(content) != marker.files[name]:", "if False:"),
         ("if path.is_symlink():", "if False:"),
     ),
-    ("store/fences.py", "store/test_connection.py"): (
+    ("store/fences.py", "store/test_fences.py::test_a_locked_connection_reads_nothing_else"): (
         ('connection.execute("SET enable_external_access = false")', "pass"),
         ('connection.execute("SET lock_configuration = true")', "pass"),
         ('"python_enable_replacements": False', '"python_enable_replacements": True'),

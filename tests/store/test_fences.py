@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 
+import duckdb
+import pandas as pd
 import pytest
 from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.fences import MEMORY, limited
+from sparsedepth.store.fences import FENCES, MEMORY, limited, lock
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,19 @@ def test_a_query_of_runs_loads_few_modules(results):
     unwanted = {"pandas", "scipy", "torch", "pyarrow.compute", "pyarrow.dataset", "sparsedepth.config.sweep"}
     assert not {*unwanted, "sparsedepth.store.best", "sparsedepth.store.import_table"}.intersection(loaded)
     assert "duckdb" in loaded and len(loaded) < 480 and done.stderr == ""
+
+
+def test_a_locked_connection_reads_nothing_else():
+    frame = pd.DataFrame({"x": [1]})
+    with duckdb.connect(config=FENCES) as connection:
+        with pytest.raises(duckdb.Error, match="frame does not exist"):  # nor while the store is opened
+            connection.execute("SELECT x FROM frame")
+        lock(connection)
+        for sql, says in (
+            ("SET memory_limit = '3GB'", "locked"),
+            ("SELECT x FROM frame", "frame does not exist"),
+            ("SELECT content FROM read_text('pyproject.toml')", "disabled"),
+        ):
+            with pytest.raises(duckdb.Error, match=says):
+                connection.execute(sql)
+    assert len(frame) == 1
