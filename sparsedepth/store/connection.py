@@ -27,7 +27,7 @@ from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
-from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
+from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, refuse_functions, syntax_nodes
 from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
 from sparsedepth.store.parquet import arrow_schema, empty_table
 from sparsedepth.store.query_result import QueryResult
@@ -46,7 +46,6 @@ MAX_QUERY_LENGTH = 100_000
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each"})
 """Table functions a query may call. Others read files, run unchecked SQL, or change settings."""
 
-_SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
 _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
@@ -322,19 +321,18 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         raise ValueError(f"PIVOT needs its values spelled out here: {example}")
     if statement.type != duckdb.StatementType.SELECT:
         raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
-    tables = set()
-    for node in reversed(syntax_nodes(connection, statement.query)):
+    tables, nodes = set(), syntax_nodes(connection, statement.query)
+    for node in reversed(nodes):
         table = str(node.get("table_name")).lower()
         tables.add(table)
         if node.get("schema_name", "") not in ("", "main") or _INTERNAL_TABLES.match(table):
             raise ValueError(f"the table {table!r} is internal to the database, and not allowed here; query the views")
-        if str(node.get("function_name")).lower() in _SETTINGS_FUNCTIONS:
-            raise ValueError(f"the function {node['function_name']!r} is not allowed here")
         if node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
             if function not in TABLE_FUNCTIONS:
                 others = f"{', '.join((*COLUMNS, 'evals'))} (and {', '.join(sorted(TABLE_FUNCTIONS))})"
                 raise ValueError(f"the table function {function!r} is not allowed here; query the views {others}")
+    refuse_functions(nodes, TABLE_FUNCTIONS)
     return statement, tables
 
 

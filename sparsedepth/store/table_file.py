@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from sparsedepth.files import NotRegularError, read_regular, refuse_empty, unreadable
 from sparsedepth.outside import SECONDS, in_child
-from sparsedepth.store.fences import FENCES, after, limited, lock, one_line, read_only, syntax_nodes
+from sparsedepth.store.fences import FENCES, after, limited, lock, one_line, read_only, refuse_functions, syntax_nodes
 from sparsedepth.words.plain_text import counted
 
 MAX_BYTES = 200_000_000
@@ -333,8 +333,12 @@ def parse(
     except (duckdb.Error, ValueError, RecursionError):
         fix = "write e.g. tokens * 1e6, and odd columns in backticks"
         raise ValueError(f"{text!r} is no expression; {fix}") from None
-    if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
-        raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
+    if any(node.get("class") in ("SUBQUERY", "STAR", "WINDOW") for node in nodes):
+        raise ValueError(f"{text!r} has a query, a window or * in it; use columns, operators and functions of one row")
+    try:
+        refuse_functions(nodes)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; use columns, operators and functions of one row") from None
     parts = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
     named = [".".join(names) for names in parts]
     if dotted := [name for name, names in zip(named, parts, strict=True) if len(names) > 1 and name in columns]:

@@ -288,7 +288,6 @@ def test_local_variables_are_no_tables(store):
     [
         "WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t) SELECT count(*) FROM t",
         "SELECT count(*) FROM range(10000000) a, range(10000000) b",
-        "SELECT sleep_ms(60000)",
     ],
 )
 def test_endless_work_stops_at_the_time_limit(shared, text):
