@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -48,21 +48,23 @@ def name_on_command_line(words: Sequence[str]) -> list[str]:
             raise ValueError("--plugin needs a file: --plugin my_measure.py")
         if not Path(file).is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
-        given = os.environ.get(VARIABLE, "").split(os.pathsep)
-        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*given, os.path.abspath(file)])))
+        given = os.environ.get(VARIABLE, "").split("\n")
+        os.environ[VARIABLE] = "\n".join(dict.fromkeys(filter(None, [*given, os.path.abspath(file)])))
     return rest
 
 
 def load() -> tuple[Plugin, ...]:
     """The named and the installed ones, for `quantities.measured.PLUGINS`, which the others ask. Raises ValueError for
     a named one that does not import or has nothing of ours; warns of an installed one."""
-    plugins = [_named(Path(file)) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file]
+    plugins = [_named(Path(file)) for file in os.environ.get(VARIABLE, "").split("\n") if file]
     points = entry_points()  # every installed package is looked at: once
     installed = {point.value: point for group in GROUPS for point in points.select(group=group)}
     for point in installed.values():
         try:
             plugins.append(_plugin(point.name, point.load()))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit
             told = f"the installed plugin {point.name} ({point.value}) is left out: {_text(error)}"
             warnings.warn(told, stacklevel=2)
     return tuple(plugins)
@@ -77,7 +79,9 @@ def _named(file: Path) -> Plugin:
     try:
         spec.loader.exec_module(module)
         return _plugin(file.stem, module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit
         raise ValueError(f"--plugin {file} does not import: {_text(error)}") from None
 
 
@@ -88,6 +92,16 @@ def _plugin(name: str, module: ModuleType) -> Plugin:
         raise ValueError("it has a MEASURE, and no QUANTITIES or no function add_rows(context, rows)")
     if hasattr(module, "TASKS") and not callable(getattr(module, "draw", 0)):
         raise ValueError("it has TASKS, and no function draw(task, draws, n_sequences, seq_len, held_out)")
+    quantities = getattr(module, "QUANTITIES", ())
+    if not isinstance(quantities, Sequence) or not all(
+        isinstance(getattr(each, "name", 0), str) for each in quantities
+    ):
+        raise ValueError("its QUANTITIES are no list of quantities (`sparsedepth.quantities.record`)")
+    if hasattr(module, "MEASURE") and not isinstance(getattr(module.MEASURE, "name", 0), str):
+        raise ValueError("its MEASURE is no measure (`sparsedepth.quantities.record`)")
+    for part in ("TASKS", "FIGURES"):
+        if not isinstance(getattr(module, part, {}), Mapping):
+            raise ValueError(f"its {part} are no mapping by name")
     assert module.__file__ is not None
     return Plugin(name, module, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12])
 
@@ -98,6 +112,6 @@ def refuse_known(kind: str, plugin: Plugin, names: Iterable[str], known: Iterabl
         raise ValueError(f"the plugin {plugin.name} has a {kind} {taken[0]!r}, a name that is taken; choose another")
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

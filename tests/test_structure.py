@@ -226,6 +226,51 @@ def test_the_test_of_words_sees_what_it_must():
     assert not faults_of_words("def plain(a: int) -> int: ...", "values")
 
 
+OUTSIDE = ("trackers", "data", "exchange", "probe", "store", "plugins.py", "config/load.py", "cli/input_file.py")
+"""Where files of others are read."""
+READING = {"open", "os.open", "io.open", "gzip.open", "np.load", "np.memmap", "safe_open", "pa.OSFile", "pa.memory_map"}
+READING_METHODS = {"read_text", "read_bytes", "from_file", "ParquetFile", "read_metadata", "connect", "read_array"}
+READERS = {
+    "data/corpus.py": {"read_text", "ParquetFile"},  # the standard library's own files; an open file
+    "data/pipeline.py": {"open", "np.memmap", "read_bytes"},  # token files of our own, by checksum
+    "data/tokenizer.py": {"from_file"},  # of a data folder of our own
+    "exchange/export.py": {"from_file"},  # written just before
+    "plugins.py": {"read_bytes"},  # code that the user names, and that runs
+    "probe/folder.py": {"safe_open"},  # what `open_regular` has looked at
+    "probe/load.py": {"safe_open"},
+    "probe/text.py": {"read_array"},  # an open file
+    "store/connection.py": {"connect"},  # databases in memory
+    "store/fences.py": {"read_text"},  # of /proc
+    "store/import_table.py": {"connect"},
+    "store/packs.py": {"read_bytes"},  # of a run's work folder
+    "store/parquet.py": {"ParquetFile"},  # open files
+    "store/run_record.py": {"read_text"},  # written just before
+    "store/stored_rows.py": {"pa.OSFile", "read_metadata"},  # by checksum, no link
+    "store/table_file.py": {"connect", "read_metadata"},
+    "trackers/mlflow.py": {"connect", "read_bytes"},  # a copy; a store without links
+    "trackers/runs.py": {"connect", "read_text"},  # after `open_regular`; a list of our own
+}
+"""All others read by `files.open_regular` or `files.read_regular`."""
+
+
+def readers(source: str) -> set[str]:
+    """The calls of a module that open or read a file by another way than the door."""
+    called = [node.func for node in nodes_of(source) if isinstance(node, ast.Call)]
+    names = {ast.unparse(func) for func in called if isinstance(func, ast.Name | ast.Attribute)}
+    methods = {func.attr for func in called if isinstance(func, ast.Attribute)}
+    return (names & READING) | (methods & READING_METHODS)
+
+
+def test_files_from_outside_are_read_through_one_door():
+    found = {}
+    for path in MODULES:
+        place = path.relative_to(PACKAGE).as_posix()
+        if part_of(path) in OUTSIDE or place in OUTSIDE:
+            found |= {place: calls} if (calls := readers(path.read_text())) else {}
+    assert found == READERS
+    assert readers("import gzip\nopen('x')\npath.read_text()\ngzip.open(f)") == {"open", "read_text", "gzip.open"}
+
+
 def definitions(body: list[ast.stmt]) -> dict:
     """What a module or a class defines or imports: name -> the same for a class, else nothing."""
     names: dict = {}

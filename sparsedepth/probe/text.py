@@ -23,10 +23,11 @@ from sparsedepth.data.pipeline import Corpus, CorpusSource, prepare
 from sparsedepth.data.sequences import Counted, Sequences, Source, after_tokens, next_tokens, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
-from sparsedepth.files import digest, refuse_empty, sha256
+from sparsedepth.files import NotRegularError, digest, open_regular, refuse_empty, sha256, unreadable
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.run_record import RUNS
 
+MAX_TOKEN_BYTES = 2**40
 _BPE_FILES = ("vocab.json", "merges.txt")
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
 
@@ -109,8 +110,12 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
 def _read_ids(path: Path, least: int) -> np.ndarray:
     refuse_empty(path)
     try:
-        with open(path, "rb") as file:  # np.load would also open archives and, were it allowed, pickles
+        with open_regular(
+            path, MAX_TOKEN_BYTES, path.parent
+        ) as file:  # np.load would also open archives and, were it allowed, pickles
             ids = np.lib.format.read_array(file, allow_pickle=False)
+    except NotRegularError as error:
+        raise unreadable(path, error) from None
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 2 or ids.shape[1] < least or not len(ids):

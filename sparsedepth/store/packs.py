@@ -84,7 +84,10 @@ class Pack:
     def __init__(self, folder: Path):
         self.folder = folder
         self.index: dict[str, Any] = self._checked(INDEX, lambda: stored_rows.read_index(folder))
-        self.runs = self._checked("runs.parquet", lambda: stored_rows.read_runs(folder, self.index))
+        runs = self._checked("runs.parquet", lambda: stored_rows.read_runs(folder, self.index))
+        keys = [*zip(*(runs[name].to_pylist() for name in ("run_id", "summary_sha256")), strict=True)]
+        first = {key: row for row, key in reversed([*enumerate(keys)])}
+        self.runs = runs if len(first) == len(keys) else runs.take(sorted(first.values()))  # a run counts once
 
     @cached_property
     def stored_runs(self) -> list[StoredRun]:

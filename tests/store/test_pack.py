@@ -307,3 +307,17 @@ def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="is the current folder, and cannot be replaced"):
             check_place(Path(name))
     check_place(Path("new"))
+
+
+def test_a_run_that_is_twice_in_a_pack_counts_once(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / "r", RunConfig(n_layers=2, seed=seed), {"val_loss": 3.0 + seed})
+    pack(tmp_path / "r", tmp_path / "p")
+    table = pq.read_table(tmp_path / "p" / "runs.parquet")
+    pq.write_table(pa.concat_tables([table, table.slice(0, 2)]), tmp_path / "p" / "runs.parquet")
+    index = json.loads((tmp_path / "p" / "pack.json").read_text())
+    content = (tmp_path / "p" / "runs.parquet").read_bytes()
+    index["files"]["runs.parquet"] = hashlib.sha256(content).hexdigest()
+    (tmp_path / "p" / "pack.json").write_text(json.dumps(index))
+    with open_store(tmp_path / "p") as store:
+        assert store.sql("select count(*), count(distinct run_id) from runs").rows == ((3, 3),)
