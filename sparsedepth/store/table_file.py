@@ -50,7 +50,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks, as spreadsheets write them."""
-_BLANKS = " \t\r\n\u00a0\u2007\u202f\u3000\ufeff"
+_BLANKS = " \t\n\v\f\r\x85\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+_BLANKS += "\u2028\u2029\u202f\u205f\u3000\ufeff"
 """Around a name or value they are no part of it."""
 MAX_LENGTH = 500
 """Characters of an expression."""
