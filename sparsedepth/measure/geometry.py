@@ -50,7 +50,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import by_pair, finites, mean_of_last, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import Estimator, by_pair, finites, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, chunk_size, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
@@ -209,15 +209,18 @@ def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
     chosen = points.iloc[chosen_P].astype(object)
     rows.tokens.extend({"step": rows.step, **row} for row in chosen.where(chosen.notna(), None).to_dict("records"))
-    estimate = shared_resamples(rng)
-    for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
-        near_NT = np.zeros(valid_NT.shape, dtype=bool)
-        near_NT[valid_NT] = nearest_V == ideal
-        rows.add_score(name, estimate(ratio, near_NT.sum(1), valid_NT.sum(1)))
+    _add_shares(rows, valid_NT, nearest_V, shared_resamples(rng))
     names = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", "early_stop_ideal", "even_ideal")
     for name, values_L in zip(names, (mean_L, *components_2L, *ideals_2L), strict=True):
         rows.add_layers(name, finites(values_L), len(angles_VL))
     rows.summary.update(trajectory_pc1_share=shares[0], trajectory_pc2_share=shares[1])
+
+
+def _add_shares(rows: Measurements, valid_NT: np.ndarray, nearest_V: np.ndarray, estimate: Estimator) -> None:
+    for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
+        near_NT = np.zeros(valid_NT.shape, dtype=bool)
+        near_NT[valid_NT] = nearest_V == ideal
+        rows.add_score(name, estimate(ratio, near_NT.sum(1), valid_NT.sum(1)))
 
 
 def ideals(n_layers: int, middle_angle: float) -> tuple[np.ndarray, np.ndarray]:

@@ -81,13 +81,7 @@ def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
     base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
     added_NL, lost_NL = affine_NL2[..., 0] - base_N2[:, :1], base_N2[:, 1:] - affine_NL2[..., 1]
 
-    def statistic(added_RL: np.ndarray, lost_RL: np.ndarray, base_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-        by_layer = ratio(added_RL, base_R[:, None]), per_position(added_RL, weight_R), per_position(lost_RL, weight_R)
-        increase_RL, added_RL, _ = by_layer
-        useful_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > config.usefulness_threshold)
-        n_above_R = (added_RL > config.needed_threshold).sum(1)
-        return np.column_stack((*by_layer, *(each_RL.mean(1) for each_RL in by_layer), useful_RL.mean(1), n_above_R))
-
+    statistic = partial(_scores, thresholds=(config.usefulness_threshold, config.needed_threshold))
     estimate = shared_resamples(context.rng(), bootstrap_each)
     estimates = estimate(statistic, added_NL, lost_NL, base_N2[:, 0], scored.weight)
     *means, useful, n_above = estimates[3 * n_layers :]
@@ -104,6 +98,23 @@ def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.summary["effective_layers"] = None if useful.value is None else useful.value * n_layers
     if needed.value is not None:
         rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
+
+
+def _scores(
+    added_RL: np.ndarray,
+    lost_RL: np.ndarray,
+    base_R: np.ndarray,
+    weight_R: np.ndarray,
+    *,
+    thresholds: tuple[float, float],
+) -> np.ndarray:
+    """By layer the relative increase, the loss added and the accuracy lost; the mean of each; the share of blocks above
+    the first threshold, and the number above the second."""
+    by_layer = ratio(added_RL, base_R[:, None]), per_position(added_RL, weight_R), per_position(lost_RL, weight_R)
+    increase_RL, added_RL, _ = by_layer
+    useful_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > thresholds[0])
+    n_above_R = (added_RL > thresholds[1]).sum(1)
+    return np.column_stack((*by_layer, *(each_RL.mean(1) for each_RL in by_layer), useful_RL.mean(1), n_above_R))
 
 
 def share_above(increases: Sequence[float | None], threshold: float) -> float | None:
@@ -140,24 +151,28 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
     if n_tokens < ENOUGH_FIT_TOKENS * width:
         few = f"{n_tokens} fit tokens for maps of width {width}: their own error is {width / n_tokens:.0%} of what they"
         warnings.warn(f"{few} leave; raise fit_tokens to {ENOUGH_FIT_TOKENS * width}", stacklevel=2)
-    origins: dict[int, Tensor] = {}  # of (x, u): without one near their mean, differences of large sums would be lost
-    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
     with probing(probed):
-        for tokens_BT in batches(probed, fit_NT):
-            for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
-                x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
-                z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
-                z_nX = F.pad(z_n2D - origins.setdefault(index, z_n2D.mean(0)), (1, 0), value=1)  # (1, x, u)
-                sums[index] = sums[index] + z_nX[:, : width + 1].T @ z_nX
-        means = [sums[index][0, 1:] / n_tokens for index in origins]
-        covariances = [
-            sums[index][1:, 1:] / n_tokens - torch.outer(mean[:width], mean) for index, mean in enumerate(means)
-        ]
+        origins, moments = _moments(probed, fit_NT)
+        covariances = [moment[1:, 1:] - torch.outer(moment[1:, 0], moment[0, 1:]) for moment in moments]
         # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
         inverses = batched(partial(torch.linalg.pinv, hermitian=True), [both[:, :width] for both in covariances])
         weights = [inverse @ both[:, width:] for inverse, both in zip(inverses, covariances, strict=True)]
-        at = [(origins[index] + mean).split(width) for index, mean in enumerate(means)]
+        at = [(origin + moment[0, 1:]).split(width) for origin, moment in zip(origins, moments, strict=True)]
         return [AffineUpdate(x.float(), weight.float(), u.float()) for (x, u), weight in zip(at, weights, strict=True)]
+
+
+def _moments(probed: ProbedModel, fit_NT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each block an origin of (x, u), and about it the means over tokens of (1, x) times (1, x, u)."""
+    width = probed.stream_width
+    origins: dict[int, Tensor] = {}  # of (x, u): without one near their mean, differences of large sums would be lost
+    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+    for tokens_BT in batches(probed, fit_NT):
+        for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
+            x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
+            z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
+            z_nX = F.pad(z_n2D - origins.setdefault(index, z_n2D.mean(0)), (1, 0), value=1)  # (1, x, u)
+            sums[index] = sums[index] + z_nX[:, : width + 1].T @ z_nX
+    return [*origins.values()], [sums[index] / fit_NT.numel() for index in origins]
 
 
 def jointly_needed_layers(
