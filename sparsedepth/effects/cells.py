@@ -14,7 +14,7 @@ from folders that chose apart, the one with the most runs. An lr at which a run 
 import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -107,6 +107,11 @@ class Cells:
         """Whether tuning chose by this outcome."""
         by_loss = self.outcome in LOSSES and self.tuned_by <= LOSSES
         return bool(self.tuned) and (self.outcome in self.tuned_by or by_loss)
+
+    @property
+    def at_equal_lr(self) -> bool:
+        """Whether settings are compared at equal lr first: tuning chose, and not by this outcome."""
+        return bool(self.tuned) and not self.is_tuned
 
 
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
@@ -349,6 +354,36 @@ class CellRuns:
         return int(self.diverged_N[self.is_result_N].sum())
 
 
+@dataclass(frozen=True)
+class ByLr:
+    """Cells at each value of the tuned field apart, in one fit without curves."""
+
+    order: list[tuple[Any, float]]
+    """(cell, value of the tuned field), without values at which a run of the cell diverged."""
+    seeds: list[int]
+    fitted: Fit | None
+
+    def common(self, names: Collection[Any]) -> list[float]:
+        """The values at which all these cells were run, ascending."""
+        tried = [{lr for other, lr in self.order if other == name} for name in names]
+        return sorted(set[float].intersection(*tried))
+
+    def n_seeds(self, names: Collection[Any], values: Collection[float]) -> int:
+        """The fewest seeds of a cell at one of these values."""
+        parts = zip(self.order, self.seeds, strict=True)
+        return min(seeds for (name, lr), seeds in parts if name in names and lr in values)
+
+
+def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
+    parts: dict[tuple[Any, float], dict[int, float]] = {}
+    for name, cell in cells.items():
+        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
+            if by_seed := cell.at_lr(lr):
+                parts[name, float(lr)] = by_seed
+    fitted = fit_of([*parts.values()]) if parts else None
+    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
+
+
 @dataclass(kw_only=True)
 class Depth:
     depth: int
@@ -360,6 +395,10 @@ class Depth:
     has_curves: bool
     sign: int
     """1 where a higher outcome is better."""
+
+    @cached_property
+    def by_lr(self) -> "ByLr":
+        return fit_by_lr(self.cells)
 
     @cached_property
     def fitted(self) -> Fit | None:

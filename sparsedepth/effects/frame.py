@@ -9,6 +9,8 @@
     lr slope      per doubling of the tuned lr, both sides at the same lr
 
 Values are those of `effects.fit`, one fit per depth. A cell that was run at one lr alone is compared at that lr (`at`).
+An outcome by which tuning did not choose is compared at equal lr: the estimate is the mean over the lr that both sides
+ran, the verdict needs one sign, shown at the lr of each side; *_own_lr is the effect with each side at its own.
 P-values are adjusted over the rows of a question at one depth. Ratios are differences of natural logarithms."""
 
 import math
@@ -22,18 +24,30 @@ import pandas as pd
 from pydantic import Field
 
 from sparsedepth.config.section import Section
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_with_curves
+from sparsedepth.effects.cells import (
+    BASELINE,
+    COSTS,
+    MATCHED,
+    ByLr,
+    CellRuns,
+    Cells,
+    Depth,
+    fit_by_lr,
+    fit_with_curves,
+)
 from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.effects import no_baseline, no_interval, unmeasured
+from sparsedepth.words.effects import no_baseline, no_equal_lr, no_interval, unmeasured
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
     *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
+    *("estimate_own_lr", "lo_own_lr", "hi_own_lr"),
     *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
     *(*COSTS, "baseline_value", "outcome", "unit"),
 )
@@ -45,7 +59,7 @@ QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.
 BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
 SIDES = ("the setting", "the baseline")
-OWN_LR = "own lr"
+OWN_LR, EQUAL_LR = "own lr", "equal lr"
 _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
 
@@ -60,15 +74,18 @@ class Effect(Section):
     outcome: str
     unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
     basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
-    at: Annotated[str | None, Field(description="'own lr', or the value at which both sides were run")]
+    at: Annotated[str | None, Field(description="'own lr', 'equal lr', or the value at which both sides were run")]
     estimate: float | None
     lo: float | None
     hi: float | None
     p: Annotated[float | None, Field(description="of this effect alone")] = None
     p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
     detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
-    verdict: Annotated[str, Field(description="lower, higher, not shown or lr decides")]
+    verdict: Annotated[str, Field(description="lower, higher, not shown, lr decides or not known")]
     reason: Annotated[str, Field(description="why a verdict was withheld; empty where none was")]
+    estimate_own_lr: Annotated[float | None, Field(description="each side at its own lr, where estimate is not")] = None
+    lo_own_lr: float | None = None
+    hi_own_lr: float | None = None
     lr: float | None
     lr_baseline: float | None
     seeds: int | None
@@ -98,7 +115,7 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
         rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
         rows += [row for name in SIZES for row in judged(_size_slopes(cells, at, name))]
         rows += judged(_lr_slopes(cells, at))
-    rows += judged(_depth_slopes(rows))
+    rows += judged(_depth_slopes(cells, rows))
     rows += judged(_depths(cells))
     order = [*QUESTIONS, f"{cells.field} slope"]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
@@ -171,7 +188,7 @@ def _combinations(cells: Cells, at: Depth) -> list[Row]:
             if of_part < rest and BASELINE in at.cells:
                 row = _row(cells, at, "interaction", at.cells[name], at.cells[BASELINE], **asked)
                 weights = {name: 1.0, of_part: -1.0, rest: -1.0, BASELINE: 1.0}
-                if {*weights} <= {*at.order}:
+                if {*weights} <= {*(at.cells if cells.at_equal_lr else at.order)}:
                     _set(cells, at, row, weights)
                 else:
                     row.fields["reason"] = "not all four were run with a tuned lr"
@@ -210,10 +227,8 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
         lr = fixed[0].lr
         row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
         _set_pair(row, side.at_lr(lr), baseline.at_lr(lr), f" at {cells.field} {lr:g}")
-    elif side.setting in at.order and baseline.setting in at.order:
-        _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
     else:
-        _set_pair(row, side.results, baseline.results)
+        _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
 
 
 def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
@@ -236,14 +251,23 @@ def _leave_open(row: Row, own: dict[int, float], other: dict[int, float], where:
 
 
 def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
-    """A combination of cells of the depth's fit."""
+    """A combination of cells: of an outcome that tuning chose by each at its own lr, else at equal lr."""
     sides = [at.cells[name] for name in weights]
+    if {*weights} <= {*at.order}:
+        _set_own_lr(cells, at, row, weights, sides)
+    elif len(sides) == 2:
+        _set_pair(row, sides[0].results, sides[1].results)
+    if cells.at_equal_lr:
+        _set_equal_lr(cells, row, at.by_lr, weights, sides)
+
+
+def _set_own_lr(cells: Cells, at: Depth, row: Row, weights: dict[str, float], sides: Sequence[CellRuns]) -> None:
+    """A combination of cells of the depth's fit."""
     contrast = _combined(at.fitted, at.order, weights)
     if contrast is None or at.fitted is None:
         _leave_open(row, sides[0].results, sides[1].results)
         row.fields["estimate"] = row.fields["estimate"] if len(sides) == 2 else None
         return
-    row.at_equal_lr = _at_equal_lr(cells, sides, [*weights.values()])
     numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
     if len(weights) == 2:
@@ -269,22 +293,30 @@ def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, flo
     return found.combine(weight_C)
 
 
-def _at_equal_lr(cells: Cells, sides: Sequence[CellRuns], weights: Sequence[float]) -> tuple[float, ...] | None:
-    """The combination with all sides at each of their lr, over common seeds; () where they have one lr, or tuning chose
-    by this outcome, and None where no lr was run on all."""
-    lrs = [*dict.fromkeys(side.lr for side in sides)]
-    if cells.is_tuned or not cells.field or len(lrs) < 2:
-        return ()
-    found = []
-    for lr in lrs:
-        parts = [side.at_lr(lr) for side in sides]
-        if common := set[int].intersection(*map(set, parts)):
-            pairs = [*zip(weights, parts, strict=True)]
-            found.append(sum(weight * part[seed] for weight, part in pairs for seed in common) / len(common))
-    return tuple(found) or None
+def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, float], sides: Sequence[CellRuns]) -> None:
+    """The combination at equal lr in place of that at each side's own, which the row keeps beside it: its mean over the
+    lr that all sides ran, and for the verdict that at the lr nearest to each side's own. The seed is the unit: runs of
+    one seed at several lr are as one, and standard deviations are not divided by their number."""
+    own, row.contrast, row.shared = row.contrast, None, 0.0
+    if own is not None:
+        lo, hi = own.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+        row.fields |= {"estimate_own_lr": own.estimate, "lo_own_lr": lo, "hi_own_lr": hi}
+    else:
+        row.fields |= {"estimate_own_lr": row.fields["estimate"]}
+    row.fields |= {"estimate": None, "at": EQUAL_LR, "reason": ""}
+    values = found.common([*weights])
+    at = {lr: _combined(found.fitted, found.order, {(name, lr): of for name, of in weights.items()}) for lr in values}
+    at = {lr: contrast for lr, contrast in at.items() if contrast is not None}
+    if not at:
+        row.fields |= {"verdict": "not known", "reason": no_equal_lr(cells.field, bool(values))}
+        return
+    row.contrast = Distribution.mean_of([*at.values()])
+    nearest = dict.fromkeys(min(at, key=lambda lr: abs(math.log(lr / side.lr))) for side in reversed(sides))
+    row.ends, row.ends_at = [at[lr] for lr in nearest], [f"{cells.field} {lr:g}" for lr in nearest]
+    row.fields["seeds"] = found.n_seeds([*weights], [*at])
 
 
-def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
+def _depth_slopes(cells: Cells, rows: Sequence[Row]) -> list[Row]:
     """Of every setting, by least squares over depths, which are independent."""
     by_setting: dict[str, list[Row]] = {}
     for row in rows:
@@ -298,11 +330,10 @@ def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
         fields = _fields("depth slope", setting, None) | {"at": at_depths[0].fields["at"]}
         fields["seeds"] = min(row.fields["seeds"] for row in at_depths)
         slope = Row(fields=fields, contrast=_sum([row.contrast for row in at_depths if row.contrast], weights))
-        at_equal = [row.at_equal_lr if row.at_equal_lr != () else (row.fields["estimate"],) for row in at_depths]
-        if any(row.at_equal_lr != () for row in at_depths):
-            known = [effects for effects in at_equal if effects]
-            ends = [[effects[end] for effects in known] for end in (0, -1)]
-            slope.at_equal_lr = tuple(float(weights @ end) for end in ends) if len(known) == len(at_equal) else None
+        slope.unit = cells.unit
+        if all(row.ends for row in at_depths):
+            slope.ends = [_sum([row.ends[end] for row in at_depths], weights) for end in (0, -1)]
+            slope.ends_at = [f"{name}'s {cells.field}" for name in reversed(SIDES)]
         slopes.append(slope)
     return slopes
 
@@ -332,21 +363,17 @@ def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
 
 def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     """Of every setting, over the lr that both sides were run at; values of lr at which a run diverged are left out."""
-    parts: dict[tuple[str, float], dict[int, float]] = {}
-    for name, side in at.cells.items():
-        for lr in sorted({*side.lr_N} - {*side.lr_N[side.diverged_N]}):
-            if by_seed := side.at_lr(lr):
-                parts[name, float(lr)] = by_seed
-    tried = {name: {lr for other, lr in parts if other == name} for name in at.cells}
-    common = {name: sorted(tried[name] & tried.get(BASELINE, set())) for name in at.cells if name != BASELINE}
+    if not cells.field:
+        return []
+    common = {name: at.by_lr.common([name, BASELINE]) for name in at.cells if name != BASELINE}
     common = {name: values for name, values in common.items() if len(values) > 1}
-    found = fit_of([*parts.values()]) if common else None
     slopes = []
     for setting, values in common.items():
-        contrast = _combined(found, [*parts], _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values]))
+        weights = _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values])
+        contrast = _combined(at.by_lr.fitted, at.by_lr.order, weights)
         if contrast is not None:
             fields = _fields(f"{cells.field} slope", setting, at.depth)
-            fields["seeds"] = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
+            fields["seeds"] = at.by_lr.n_seeds([setting, BASELINE], values)
             slopes.append(Row(fields=fields, contrast=contrast))
     return slopes
 
@@ -378,11 +405,13 @@ def _depths(cells: Cells) -> list[Row]:
             row.fields["reason"] = f"depths differ in {names}"
             continue
         _set_pair(row, sides[0].results, sides[1].results)
-        row.at_equal_lr = _at_equal_lr(cells, sides, (1.0, -1.0))
         if row.contrast is not None and cells.is_tuned:
             variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
+        if cells.at_equal_lr:
+            own = {each.depth: each.cells[BASELINE] for each in (at, have[0])}
+            _set_equal_lr(cells, row, fit_by_lr(own), dict(zip(own, (1.0, -1.0), strict=True)), sides)
         shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
         row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
     return rows

@@ -10,14 +10,14 @@ with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr
 
 from sparsedepth.quantities.levels import ALPHA, POWER
-from sparsedepth.words.effects import beyond, more_diverged, size_text
+from sparsedepth.words.effects import at_lrs, beyond, more_diverged
 
 BISECTIONS = 28
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
@@ -34,6 +34,12 @@ class Distribution:
     weight_G: np.ndarray
     seeds_share: float
     """The part of the variance that seeds alone explain; the rest is the choice of lr."""
+
+    @classmethod
+    def mean_of(cls, parts: "Sequence[Distribution]") -> "Distribution":
+        """Of the mean of numbers of one fit that move together: its standard deviation is their mean."""
+        means = (np.mean([getattr(part, name) for part in parts], axis=0) for name in ("mean_G", "sd_G", "df_G"))
+        return cls(*means, parts[0].weight_G, seeds_share=1.0)
 
     def below(self, x_X: np.ndarray) -> np.ndarray:
         """The probability of less than each x."""
@@ -98,7 +104,10 @@ class Row:
     shared: float = 0.0
     """The baseline's share of the effect's variance."""
     sides: tuple[Side, Side] | None = None
-    at_equal_lr: tuple[float, ...] | None = ()
+    ends: list[Distribution] = field(default_factory=list)
+    """At the lr of the baseline and of the setting, where the effect is at equal lr; one where these are the same."""
+    ends_at: list[str] = field(default_factory=list)
+    """'lr 0.003', of each of `ends`."""
     unit: str = ""
     sign: int = -1
     """1 where a higher outcome is better."""
@@ -110,14 +119,23 @@ def judged(rows: list[Row]) -> list[Row]:
     if not with_contrast:
         return rows
     shared_J = np.array([row.shared for row, _ in with_contrast])
-    p_J = np.array([contrast.p for _, contrast in with_contrast])
-    level = level_of(shared_J)
-    for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
+    # At equal lr an effect is shown if it is at each side's lr: the larger p of the two is that of an intersection.
+    ends_J = [row.ends or [contrast] for row, contrast in with_contrast]
+    p_J = np.array([max(end.p for end in ends) for ends in ends_J])
+    least_J = np.array([min(1.0, len(ends) * min(end.p for end in ends)) for ends in ends_J])
+    adjusted_J, level = adjusted(p_J, shared_J), level_of(shared_J)
+    shown_J = adjusted(least_J, shared_J) < ALPHA
+    for (row, contrast), ends, p, adjusted_p, is_shown in zip(
+        with_contrast, ends_J, p_J, adjusted_J, shown_J, strict=True
+    ):
         lo, hi, detectable = interval_and_detectable(contrast, level)
+        if row.ends:
+            detectable = max(interval_and_detectable(end, level)[2] for end in ends)
         half = (hi - lo) / 2
-        verdict, reason = verdict_of(
-            contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, row.unit, row.sign
-        )
+        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.sign)
+        differ = len({*np.sign([contrast.estimate, *(end.estimate for end in ends)])}) > 1
+        if row.ends and is_shown and (differ or not adjusted_p < ALPHA):
+            verdict, reason = "lr decides", at_lrs([end.estimate for end in ends], row.ends_at, row.unit)
         seeds_part, lr_part = (half * math.sqrt(share) for share in (contrast.seeds_share, 1 - contrast.seeds_share))
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
         row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable, "verdict": verdict, "reason": reason}
@@ -133,17 +151,9 @@ def interval_and_detectable(contrast: Distribution, level: float) -> tuple[float
     return lo, hi, (high - low + above - below) / 2
 
 
-def verdict_of(
-    estimate: float,
-    p: float,
-    sides: tuple[Side, Side] | None,
-    equal_lr: Sequence[float] | None = (),
-    unit: str = "",
-    sign: int = -1,
-) -> tuple[str, str]:
-    """The verdict and the reason, from the adjusted p. `sides`: the setting and the baseline. `equal_lr`: the effects
-    at either side's lr, of an outcome that tuning did not choose; None where no lr was run on both sides. `sign`: 1
-    where a higher outcome is better."""
+def verdict_of(estimate: float, p: float, sides: tuple[Side, Side] | None, sign: int = -1) -> tuple[str, str]:
+    """The verdict and the reason, from the adjusted p. `sides`: the setting and the baseline. `sign`: 1 where a higher
+    outcome is better."""
     if not p < ALPHA:
         return "not shown", ""
     if sides:
@@ -152,11 +162,6 @@ def verdict_of(
             return "not shown", beyond(loser)
         if winner.diverged > loser.diverged + 1:
             return "not shown", more_diverged(winner, loser)
-    if equal_lr is None:
-        return "lr decides", "no lr was run on both sides"
-    if any(estimate * effect <= 0 for effect in equal_lr):
-        sizes = " and ".join(size_text(effect, unit, "+", "x") for effect in equal_lr)
-        return "lr decides", f"at equal lr the effect is {sizes}"
     return ("lower" if estimate < 0 else "higher"), ""
 
 

@@ -1,7 +1,7 @@
 """Words of effects: sizes with their units and intervals, settings, verdicts that were withheld, and the table."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
@@ -104,6 +104,17 @@ def no_interval(own: int, other: int, common: int, where: str = "") -> str:
     if common == 1:
         return f"one seed in common{where}: no interval without a second"
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
+
+
+def no_equal_lr(field: str, any_value: bool) -> str:
+    """Why two sides are not compared at equal lr."""
+    return f"no seed was run on both sides at one {field}" if any_value else f"no {field} was run on both sides"
+
+
+def at_lrs(effects: Sequence[float], at: Sequence[str], unit: str) -> str:
+    """'at lr 0.001 the effect is x1.49, at lr 0.004 x0.67': why lr decides."""
+    sizes = [f"at {where} {size_text(effect, unit, '+', 'x')}" for effect, where in zip(effects, at, strict=True)]
+    return ", ".join(sizes).replace(f"at {at[0]} ", f"at {at[0]} the effect is ", 1)
 
 
 def beyond(side: "Side") -> str:
