@@ -15,7 +15,6 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -391,37 +390,37 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
 
 
 def _depths(cells: Cells) -> list[Row]:
-    """The baseline at every depth against the shallowest, over the seeds that both have, with the error of choosing
-    lr at both."""
+    """The baseline at every depth against the shallowest: each at the optimum of its own curve where lr was tuned, else
+    over the seeds that both have."""
     have = [at for at in cells.depths if BASELINE in at.cells and at.cells[BASELINE].results]
-    own = cells.runs.loc[cells.rows.index[cells.rows["setting"] == BASELINE]]
-    choice = _choice_variances(cells, have) if len(have) > 1 else {}
+    runs = cells.runs.loc[cells.rows.index[cells.rows["setting"] == BASELINE]]
+    own = {at.depth: at.cells[BASELINE] for at in have}
+    with_curve = {depth: cell for depth, cell in own.items() if cells.is_tuned and cell.tried[1:]}
+    curves = fit_with_curves([*with_curve.values()], sign(cells.outcome)) if with_curve else None
     rows = []
     for at in have[1:]:
-        sides = at.cells[BASELINE], have[0].cells[BASELINE]
-        row = _row(cells, at, "depth", *sides, setting=f"n_layers={at.depth}")
+        first = have[0].depth
+        row = _row(cells, at, "depth", own[at.depth], own[first], setting=f"n_layers={at.depth}")
         rows.append(row)
-        if names := differing_data(own[own["n_layers"].isin([at.depth, have[0].depth])]):
+        if names := differing_data(runs[runs["n_layers"].isin([at.depth, first])]):
             row.fields["reason"] = f"depths differ in {names}"
             continue
-        _set_pair(row, sides[0].results, sides[1].results)
-        if row.contrast is not None and cells.is_tuned:
-            variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
-            sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
-            row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
+        weights, order, outside = {at.depth: 1.0, first: -1.0}, [*with_curve], [0.0, 0.0]
+        contrast = _combined(curves, order, weights) if weights.keys() <= with_curve.keys() else None
+        if curves and contrast:
+            numbers = [order.index(depth) for depth in weights]
+            row.contrast, row.shared = contrast, curves.share_of_baseline(*numbers)
+            outside = curves.values.outside_C[numbers].tolist()
+        else:
+            _set_pair(row, own[at.depth].results, own[first].results)
         if cells.at_equal_lr:
-            own = {each.depth: each.cells[BASELINE] for each in (at, have[0])}
-            _set_equal_lr(cells, row, fit_by_lr(own), dict(zip(own, (1.0, -1.0), strict=True)), sides)
-        shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
-        row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
+            pair = {depth: own[depth] for depth in weights}
+            _set_equal_lr(cells, row, fit_by_lr(pair), weights, [*pair.values()])
+        sides = [
+            _side(cells, f"{depth} layers", own[depth], beyond) for depth, beyond in zip(weights, outside, strict=True)
+        ]
+        row.sides = sides[0], sides[1]
     return rows
-
-
-def _choice_variances(cells: Cells, depths: Sequence[Depth]) -> dict[int, float]:
-    """What choosing lr adds to the variance of the baseline's value at each depth, by its curves at all of them."""
-    tuned = [at for at in depths if at.cells[BASELINE].tried[1:]] if cells.is_tuned else []
-    found = fit_with_curves([at.cells[BASELINE] for at in tuned], sign(cells.outcome), apart=1 << 40) if tuned else None
-    return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.values.choice_C, strict=True)}
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
