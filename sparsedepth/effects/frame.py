@@ -405,22 +405,25 @@ def _depths(cells: Cells) -> list[Row]:
         if names := differing_data(runs[runs["n_layers"].isin([at.depth, first])]):
             row.fields["reason"] = f"depths differ in {names}"
             continue
-        weights, order, outside = {at.depth: 1.0, first: -1.0}, [*with_curve], [0.0, 0.0]
+        weights, order = {at.depth: 1.0, first: -1.0}, [*with_curve]
         contrast = _combined(curves, order, weights) if weights.keys() <= with_curve.keys() else None
         if curves and contrast:
             numbers = [order.index(depth) for depth in weights]
             row.contrast, row.shared = contrast, curves.share_of_baseline(*numbers)
-            outside = curves.values.outside_C[numbers].tolist()
         else:
             _set_pair(row, own[at.depth].results, own[first].results)
         if cells.at_equal_lr:
             pair = {depth: own[depth] for depth in weights}
             _set_equal_lr(cells, row, fit_by_lr(pair), weights, [*pair.values()])
-        sides = [
-            _side(cells, f"{depth} layers", own[depth], beyond) for depth, beyond in zip(weights, outside, strict=True)
-        ]
+        sides = [_side(cells, f"{each.depth} layers", own[each.depth], _outside(each)) for each in (at, have[0])]
         row.sides = sides[0], sides[1]
     return rows
+
+
+def _outside(at: Depth) -> float:
+    """The probability that the optimum of the baseline's lr lies beyond those tried, by the fit of its own depth."""
+    has_curve = at.has_curves and BASELINE in at.order and at.fitted is not None
+    return float(at.fitted.values.outside_C[at.order.index(BASELINE)]) if has_curve else 0.0
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:

@@ -119,9 +119,10 @@ def at_lrs(effects: Sequence[float], at: Sequence[str], unit: str) -> str:
 
 def beyond(side: "Side") -> str:
     """Why a side may have lost for its lr alone."""
+    of = f"{side.name}'" if side.name.endswith("s") else f"{side.name}'s"
     if side.edge:
-        return f"{side.name}'s {side.lr} is the {side.edge} tried: its optimum may lie beyond"
-    return f"{side.name}'s optimum probably lies beyond the values tried"
+        return f"{of} {side.lr} is the {side.edge} tried: its optimum may lie beyond"
+    return f"{of} optimum probably lies beyond the values tried"
 
 
 def more_diverged(winner: "Side", loser: "Side") -> str:
