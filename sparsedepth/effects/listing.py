@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.frame import OWN_LR, QUESTIONS
+from sparsedepth.effects.frame import EQUAL_LR, OWN_LR, QUESTIONS
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import lr_text, setting_text
 
@@ -36,6 +36,7 @@ class Listing:
     withheld: Mapping[str, list[dict[str, Any]]]
     """Reason -> the rows that have it."""
     half_widths: tuple[HalfWidths, ...]
+    turned: list[dict[str, Any]]
 
 
 def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listing:
@@ -58,11 +59,19 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
     return Listing(
         cells=cells,
         table=QueryResult.of_frame(shown[[*SHOWN, *(DETAIL if detail else ()), "setting"]]),
-        is_one_lr_compared=bool({*effects["at"].dropna()} - {"", OWN_LR}),
+        is_one_lr_compared=bool({*effects["at"].dropna()} - {"", OWN_LR, EQUAL_LR}),
         n_hidden=int((~is_listed).sum()),
         withheld={str(reason): QueryResult.of_frame(of).records() for reason, of in reasons},
         half_widths=tuple(HalfWidths(*row) for row in halves.itertuples(name=None)),
+        turned=turned_at_own_lr(effects),
     )
+
+
+def turned_at_own_lr(effects: pd.DataFrame) -> list[dict[str, Any]]:
+    """The settings that are shown to lower or raise an outcome at equal lr, and do the other with each side at its own."""
+    turned = effects["estimate"] * effects["estimate_own_lr"] < 0
+    shown = effects["verdict"].isin(["lower", "higher"]) & (effects["question"] == "setting")
+    return QueryResult.of_frame(effects[turned & shown]).records()
 
 
 def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFrame:

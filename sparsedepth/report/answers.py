@@ -13,7 +13,7 @@ import pandas as pd
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct, is_ratio
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.listing import listing
+from sparsedepth.effects.listing import listing, turned_at_own_lr
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -25,7 +25,15 @@ from sparsedepth.store.setting import BUDGET, only_tuning
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import baseline_text, data_text, depth_text, only_tuning_text
-from sparsedepth.words.effects import budget_text, effects_text, lr_text, nothing_text, size_text
+from sparsedepth.words.effects import (
+    budget_text,
+    compared_at,
+    effects_text,
+    lr_text,
+    nothing_text,
+    own_lr_line,
+    size_text,
+)
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.scaling import flops_text
 from sparsedepth.words.table import fitted_table
@@ -95,14 +103,16 @@ def variance_answer(cells: Cells) -> Answer:
     variance = frames[VARIANCE]
     if variance.empty:
         return Answer(sentence=data_text(cells.settings) or nothing_text(cells))
-    ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
+    ordered = sorted(dict.fromkeys(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
     settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames.values()) for name in settings]
-    own = f", each at its own {cells.field}" if cells.field else ""
+    compared = compared_at(cells.field, cells.at_equal_lr)
     notes = [
-        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers{own}, with 95% interval; "
-        f"verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
-        "lr decides: another sign at equal lr",
+        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers{compared}, with 95% "
+        f"interval; verdict_at: by depth; lower, higher: adjusted p below {ALPHA}"
+        + f"; lr decides: not shown, or of another sign, at the {cells.field} of one side"
+        * cells.at_equal_lr,
+        *map(own_lr_line, turned_at_own_lr(variance)),
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         baseline_text(cells.settings),
         data_text(cells.settings),

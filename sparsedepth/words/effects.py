@@ -79,6 +79,22 @@ def title(outcome: str, unit: str) -> str:
     return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"
 
 
+def compared_at(field: str, at_equal_lr: bool, single: bool = False) -> str:
+    """', each at its own tuned lr', or ', both at equal lr'; '' where nothing was tuned. `single`: some were run at
+    one lr alone."""
+    if not field:
+        return ""
+    if at_equal_lr:
+        return f", both at equal {field} (a verdict holds at that of each side)"
+    return f", each at its own tuned {field}{', or both at the one that was run' if single else ''}"
+
+
+def own_lr_line(row: Mapping[str, Any]) -> str:
+    """'depth_scale=lns at n_layers=12: x2.82 with each side at its own lr (0.003 -> 0.012)', of another sign there."""
+    size = size_text(row["estimate_own_lr"], row["unit"], "+", "x")
+    return f"{row['setting']} at n_layers={row['n_layers']}: {size} with each side at its own lr ({lr_text(row)})"
+
+
 # Why a verdict, an interval or an effect is missing
 
 
@@ -164,9 +180,8 @@ def effects_text(listed: "Listing") -> str:
     if not listed.table.rows and not listed.n_hidden:
         return nothing_text(cells)
     over = "over" if cells.unit == "ln ratio" else "minus"
-    lr = f", each at its own tuned {cells.field}" if cells.field else ""
-    lr += ", or both at the one that was run" if lr and listed.is_one_lr_compared else ""
-    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{lr}"]
+    compared = compared_at(cells.field, cells.at_equal_lr, listed.is_one_lr_compared)
+    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{compared}"]
     head += [baseline_text(cells.settings) if cells.settings else "", budget_text(cells)]
     table = fitted_table(listed.table, OPTIONAL).text
     return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")
@@ -180,6 +195,7 @@ def _notes(listed: "Listing") -> list[str]:
         f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)"
     ]
+    lines += map(own_lr_line, listed.turned)
     if listed.half_widths:
         halves = [
             f"{depth} layers: seeds ±{seeds:.2g}, choice of {cells.field} ±{lr:.2g} "
