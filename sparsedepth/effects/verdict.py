@@ -37,8 +37,13 @@ class Distribution:
 
     @classmethod
     def mean_of(cls, parts: "Sequence[Distribution]") -> "Distribution":
-        """Of the mean of numbers of one fit that move together: its standard deviation is their mean."""
-        means = (np.mean([getattr(part, name) for part in parts], axis=0) for name in ("mean_G", "sd_G", "df_G"))
+        """Of the mean of numbers of one fit that move together, weighted by their precision: its standard deviation is
+        the mean of theirs."""
+        weights = [1 / part.sd**2 for part in parts]
+        means = (
+            np.average([getattr(part, name) for part in parts], axis=0, weights=weights)
+            for name in ("mean_G", "sd_G", "df_G")
+        )
         return cls(*means, parts[0].weight_G, seeds_share=1.0)
 
     def below(self, x_X: np.ndarray) -> np.ndarray:
@@ -119,8 +124,8 @@ def judged(rows: list[Row]) -> list[Row]:
     if not with_contrast:
         return rows
     shared_J = np.array([row.shared for row, _ in with_contrast])
-    # At equal lr an effect is shown if it is at each side's lr: the larger p of the two is that of an intersection.
-    ends_J = [row.ends or [contrast] for row, contrast in with_contrast]
+    # At equal lr an effect is shown if it is so on the whole and at each side's lr: the largest p is that of all.
+    ends_J = [[*row.ends, contrast] for row, contrast in with_contrast]
     p_J = np.array([max(end.p for end in ends) for ends in ends_J])
     least_J = np.array([min(1.0, len(ends) * min(end.p for end in ends)) for ends in ends_J])
     adjusted_J, level = adjusted(p_J, shared_J), level_of(shared_J)
@@ -133,9 +138,9 @@ def judged(rows: list[Row]) -> list[Row]:
             detectable = max(interval_and_detectable(end, level)[2] for end in ends)
         half = (hi - lo) / 2
         verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.sign)
-        differ = len({*np.sign([contrast.estimate, *(end.estimate for end in ends)])}) > 1
+        differ = len({*np.sign([end.estimate for end in ends])}) > 1
         if row.ends and is_shown and (differ or not adjusted_p < ALPHA):
-            verdict, reason = "lr decides", at_lrs([end.estimate for end in ends], row.ends_at, row.unit)
+            verdict, reason = "lr decides", at_lrs([end.estimate for end in row.ends], row.ends_at, row.unit)
         seeds_part, lr_part = (half * math.sqrt(share) for share in (contrast.seeds_share, 1 - contrast.seeds_share))
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
         row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable, "verdict": verdict, "reason": reason}
