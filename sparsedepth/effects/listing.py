@@ -68,7 +68,7 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
 
 
 def turned_at_own_lr(effects: pd.DataFrame) -> list[dict[str, Any]]:
-    """The settings that are shown to lower or raise an outcome at equal lr, and do the other with each side at its own."""
+    """The settings that are shown to lower or raise an outcome at equal lr, and at own lr do the other."""
     turned = effects["estimate"] * effects["estimate_own_lr"] < 0
     shown = effects["verdict"].isin(["lower", "higher"]) & (effects["question"] == "setting")
     return QueryResult.of_frame(effects[turned & shown]).records()

@@ -35,8 +35,8 @@ def test_the_page_states_what_is_printed(rows, rule):
     factors = {row["setting"]: 1 / row["effect"] for row in unsaid}  # rounded, and without an interval
     assert (rule == 3) == bool(unsaid) and factors.keys() <= {findings.BUNDLE, findings.LNS}
     if rule == 3:
-        assert (round(factors[findings.BUNDLE], -4), round(factors[findings.LNS])) == (50_000, 10)
-        assert "divides the variance of the last layer by 50,000 and LNS by 10;" in RULES[3]
+        assert (round(factors[findings.BUNDLE], -2), round(factors[findings.LNS])) == (2_300, 10)
+        assert "divides the variance of the last layer by 2,300 and LNS by 10;" in RULES[3]
 
 
 def test_what_settings_are_worth(rows):
