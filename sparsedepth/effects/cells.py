@@ -11,7 +11,6 @@ Runs that were scored in another way are not compared: of each depth, those scor
 A value that tuning chose is the one with runs of the roles best, edge or tuning (`store.tuning_roles`); of several, as
 from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve."""
 
-import difflib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
+from sparsedepth.effects.outcome import unit_of, values_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
@@ -167,33 +167,6 @@ def read_runs(store: Store, outcome: str) -> pd.DataFrame:
     others = {column.name for column in quantities.RUNS if column.measure} - needed
     names = [f'"{name}"' for name in store.sql("SELECT * FROM runs LIMIT 0").columns if name not in others]
     return store.frame(f"SELECT {', '.join(names)} FROM runs")
-
-
-def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
-    """The unit of a difference in this outcome. Raises ValueError for an outcome that is no
-    number of `runs`."""
-    quantity = quantities.IN_RUNS.get(outcome)
-    if quantity is None or quantity.type == "VARCHAR":
-        names = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
-        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
-        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
-        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
-    if runs is not None:
-        quantities.check_scored(outcome, runs.columns)
-    return "ln ratio" if quantity.is_ratio else quantity.unit
-
-
-def is_ratio(outcome: str) -> bool:
-    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
-    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
-
-
-def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
-    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
-    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
-    if is_ratio(outcome):
-        values = np.log(values.where(values > 0))
-    return values.where(runs["outcome"] == "ok")
 
 
 def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:

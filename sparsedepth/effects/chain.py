@@ -37,7 +37,8 @@ from scipy.sparse import csr_array
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.frame import Effect, as_records, compared, setting_effects
+from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.frame import as_records, compared, setting_effects
 from sparsedepth.effects.verdict import adjusted
 from sparsedepth.quantities import OF_STAGE
 from sparsedepth.quantities.levels import ALPHA

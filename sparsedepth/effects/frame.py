@@ -15,14 +15,12 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
 
-from sparsedepth.config.section import Section
 from sparsedepth.effects.cells import (
     BASELINE,
     COSTS,
@@ -34,6 +32,7 @@ from sparsedepth.effects.cells import (
     fit_by_lr,
     fit_with_curves,
 )
+from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
@@ -61,45 +60,6 @@ SIDES = ("the setting", "the baseline")
 OWN_LR, EQUAL_LR = "own lr", "equal lr"
 _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
-
-
-class Effect(Section):
-    """A row of the frame as a record, for cards and other JSON. NULL (None) is what the runs do not tell."""
-
-    question: Annotated[str, Field(description="setting, beside, interaction, depth or depth slope")]
-    setting: str
-    context: Annotated[str, Field(description="the setting beside which it was run; empty: the baseline")] = ""
-    n_layers: int | None
-    outcome: str
-    unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
-    basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
-    at: Annotated[str | None, Field(description="'own lr', 'equal lr', or the value at which both sides were run")]
-    estimate: float | None
-    lo: float | None
-    hi: float | None
-    p: Annotated[float | None, Field(description="of this effect alone")] = None
-    p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
-    detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
-    verdict: Annotated[str, Field(description="lower, higher, not shown, lr decides or not known")]
-    reason: Annotated[str, Field(description="why a verdict was withheld; empty where none was")]
-    estimate_own_lr: Annotated[float | None, Field(description="each side at its own lr, where estimate is not")] = None
-    lo_own_lr: float | None = None
-    hi_own_lr: float | None = None
-    lr: float | None
-    lr_baseline: float | None
-    seeds: int | None
-    diverged: int | None
-    diverged_baseline: int | None
-    tokens: float | None = None
-    flops: float | None = None
-    params_total: float | None = None
-    params_active: float | None = None
-    time: float | None = None
-    baseline_value: float | None = None
-
-    @property
-    def is_shown(self) -> bool:
-        return self.verdict in ("lower", "higher")
 
 
 def compared(cells: Cells) -> pd.DataFrame:

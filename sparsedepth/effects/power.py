@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of, unit_of
+from sparsedepth.effects.cells import BASELINE, cells_of
 from sparsedepth.effects.fit import Fit, fit_of
+from sparsedepth.effects.outcome import unit_of
 from sparsedepth.effects.verdict import interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields

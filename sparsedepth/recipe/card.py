@@ -12,7 +12,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
-from sparsedepth.effects.frame import Effect
+from sparsedepth.effects.effect import Effect
 from sparsedepth.files import parse_json, write_json
 
 SUFFIX = ".card.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.frame import Effect
+from sparsedepth.effects.effect import Effect
 from sparsedepth.files import write_text
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card

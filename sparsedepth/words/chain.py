@@ -9,7 +9,7 @@ from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.effects.chain import Caution, Chain, Intervention, Link, LinkEvidence, Skill
-    from sparsedepth.effects.frame import Effect
+    from sparsedepth.effects.effect import Effect
 
 EXPLAINED = (
     "rho: rank correlation within depth (lo, hi: 95% interval over settings, each with all its runs); "

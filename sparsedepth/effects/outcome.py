@@ -1,0 +1,35 @@
+"""The quantity that effects are asked about: its unit, and its values on the scale on which runs are compared."""
+
+import difflib
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth import quantities
+
+
+def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
+    """The unit of a difference in this outcome. Raises ValueError for an outcome that is no
+    number of `runs`."""
+    quantity = quantities.IN_RUNS.get(outcome)
+    if quantity is None or quantity.type == "VARCHAR":
+        names = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
+        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
+        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
+    if runs is not None:
+        quantities.check_scored(outcome, runs.columns)
+    return "ln ratio" if quantity.is_ratio else quantity.unit
+
+
+def is_ratio(outcome: str) -> bool:
+    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
+    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
+
+
+def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
+    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
+    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
+    if is_ratio(outcome):
+        values = np.log(values.where(values > 0))
+    return values.where(runs["outcome"] == "ok")
