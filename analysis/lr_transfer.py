@@ -24,7 +24,7 @@ from script import read_runs, run_script
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import plain
+from sparsedepth.effects.outcome import plain
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
 

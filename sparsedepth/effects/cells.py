@@ -11,10 +11,8 @@ Runs that were scored in another way are not compared: of each depth, those scor
 A value that tuning chose is the one with runs of the roles best, edge or tuning (`store.tuning_roles`); of several, as
 from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve."""
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,7 +24,7 @@ from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
-from sparsedepth.effects.outcome import unit_of, values_of
+from sparsedepth.effects.outcome import plain, unit_of, values_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
@@ -228,22 +226,6 @@ def _one_budget(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Ma
 def distinct(runs: pd.DataFrame, column: str) -> list[str]:
     """The values of a column as texts, in order; none of a column that is absent."""
     return sorted(map(str, runs[column].dropna().unique())) if column in runs.columns else []
-
-
-def plain(value: Any) -> Any:
-    """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return plain(json.loads(value)) if value.startswith("[") else value
-        return value
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return tuple(plain(entry) for entry in value)
-    if value is None or value is pd.NA or value is pd.NaT:
-        return None
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float):
-        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return value
 
 
 def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

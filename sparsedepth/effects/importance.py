@@ -15,7 +15,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import plain
+from sparsedepth.effects.outcome import plain
 from sparsedepth.store.degeneracy import Degeneracy, degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front

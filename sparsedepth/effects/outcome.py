@@ -1,6 +1,11 @@
-"""The quantity that effects are asked about: its unit, and its values on the scale on which runs are compared."""
+"""The quantity that effects are asked about: its unit, its values on the scale on which runs are compared; and cells of
+a frame as plain values."""
 
 import difflib
+import json
+import math
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,3 +38,19 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
     if is_ratio(outcome):
         values = np.log(values.where(values > 0))
     return values.where(runs["outcome"] == "ok")
+
+
+def plain(value: Any) -> Any:
+    """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return plain(json.loads(value)) if value.startswith("[") else value
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return tuple(plain(entry) for entry in value)
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value

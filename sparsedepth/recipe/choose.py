@@ -18,9 +18,10 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct, plain
+from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
+from sparsedepth.effects.outcome import plain
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form

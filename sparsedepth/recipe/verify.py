@@ -19,9 +19,10 @@ import pandas as pd
 from sparsedepth.config.load import build, yaml_text
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of, plain
+from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import as_records, effects_alone, setting_effects
+from sparsedepth.effects.outcome import plain
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.card import (
     Candidate,
