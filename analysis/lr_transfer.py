@@ -24,9 +24,9 @@ from script import read_runs, run_script
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.outcome import plain
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.schema import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

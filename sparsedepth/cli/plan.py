@@ -115,8 +115,8 @@ def plan(
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.effects.outcome import unit_of
     from sparsedepth.effects.power import power_table
+    from sparsedepth.quantities import unit_of
     from sparsedepth.words.power import power_text
 
     found = given.compute()

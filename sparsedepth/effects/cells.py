@@ -24,11 +24,11 @@ from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
-from sparsedepth.effects.outcome import plain, unit_of, values_of
+from sparsedepth.quantities import unit_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
-from sparsedepth.store.schema import stored_value
+from sparsedepth.store.schema import plain, stored_value
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
@@ -78,7 +78,7 @@ class Cells:
             return self
         if outcome not in self._others:
             rows = self.rows.assign(value=values_of(self.runs, outcome).reindex(self.rows.index))
-            self._others[outcome] = replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, self.runs))
+            self._others[outcome] = replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, self.runs.columns))
         return self._others[outcome]
 
     @cached_property
@@ -115,7 +115,7 @@ class Cells:
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
     """The cells of these rows of `runs`; where budgets are branches, or differ by depth, those at one of each depth.
     Raises ValueError for an outcome that is no number of `runs`."""
-    unit = unit_of(outcome, runs)
+    unit = unit_of(outcome, runs.columns)
     runs = of_trained = without_measured_models(runs)
     records = _records(runs)
     settings = _settings(runs, records)
@@ -165,6 +165,14 @@ def read_runs(store: Store, outcome: str) -> pd.DataFrame:
     others = {column.name for column in quantities.RUNS if column.measure} - needed
     names = [f'"{name}"' for name in store.sql("SELECT * FROM runs LIMIT 0").columns if name not in others]
     return store.frame(f"SELECT {', '.join(names)} FROM runs")
+
+
+def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
+    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
+    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
+    if quantities.is_ratio(outcome):
+        values = np.log(values.where(values > 0))
+    return values.where(runs["outcome"] == "ok")
 
 
 def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.effects.outcome import values_of
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.runs import layers_hint

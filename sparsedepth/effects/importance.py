@@ -15,9 +15,9 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.outcome import plain
 from sparsedepth.store.degeneracy import Degeneracy, degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.schema import plain
 from sparsedepth.store.search import least_seeds, on_front
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.search import best_values

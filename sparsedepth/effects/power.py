@@ -22,8 +22,8 @@ import pandas as pd
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of
 from sparsedepth.effects.fit import Fit, fit_of
-from sparsedepth.effects.outcome import unit_of
 from sparsedepth.effects.verdict import interval_and_detectable, level_of
+from sparsedepth.quantities import unit_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.words.power import size_in_unit

@@ -116,6 +116,25 @@ def sign(name: str) -> int:
     return 1 if name in IN_RUNS and IN_RUNS[name].better == "high" else -1
 
 
+def unit_of(outcome: str, columns: Container[str] | None = None) -> str:
+    """The unit of a difference in this outcome. Raises ValueError for an outcome that is no
+    number of `runs`."""
+    quantity = IN_RUNS.get(outcome)
+    if quantity is None or quantity.type == "VARCHAR":
+        names = [name for name, other in IN_RUNS.items() if other.type == "DOUBLE"]
+        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
+        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
+    if columns is not None:
+        check_scored(outcome, columns)
+    return "ln ratio" if quantity.is_ratio else quantity.unit
+
+
+def is_ratio(outcome: str) -> bool:
+    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
+    return outcome in IN_RUNS and IN_RUNS[outcome].is_ratio
+
+
 def quantity(name: str) -> Quantity:
     """The quantity of a column of `runs` or of a metric by layer."""
     return IN_RUNS.get(name) or BY_LAYER[name]

@@ -21,10 +21,10 @@ from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
-from sparsedepth.effects.outcome import plain
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
+from sparsedepth.store.schema import plain
 from sparsedepth.store.subject import buildable, imported_among, is_imported, unstated
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution, weakness_text

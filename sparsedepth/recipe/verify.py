@@ -22,7 +22,6 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import as_records, effects_alone, setting_effects
-from sparsedepth.effects.outcome import plain
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.card import (
     Candidate,
@@ -39,6 +38,7 @@ from sparsedepth.recipe.card import (
     comparison_of,
 )
 from sparsedepth.recipe.choose import Evidence, changed_config, derive
+from sparsedepth.store.schema import plain
 from sparsedepth.words.plain_text import counted
 
 Answer = tuple[Literal["passed", "failed", "not run"], str]

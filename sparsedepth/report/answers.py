@@ -14,7 +14,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.listing import listing, turned_at_own_lr
-from sparsedepth.effects.outcome import is_ratio
+from sparsedepth.quantities import is_ratio
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of

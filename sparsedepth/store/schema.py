@@ -4,7 +4,9 @@ Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a co
 name has one meaning."""
 
 import json
+import math
 import types
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sparsedepth import quantities
@@ -51,6 +53,25 @@ _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple
 def stored_value(value: Any) -> Any:
     """A field's value as its column has it."""
     return json.dumps(value) if isinstance(value, tuple) else value
+
+
+def plain(value: Any) -> Any:
+    """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
+    import numpy as np
+    import pandas as pd
+
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return plain(json.loads(value)) if value.startswith("[") else value
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return tuple(plain(entry) for entry in value)
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value
 
 
 def stored_fields(subject: object) -> dict[str, Any]:
