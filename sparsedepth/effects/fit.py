@@ -57,6 +57,12 @@ class Rows(NamedTuple):
         """1 where a row is of a cell."""
         return np.eye(self.cell_R.max() + 1)[self.cell_R]
 
+    @property
+    def ends(self) -> np.ndarray:
+        """The lowest and the highest value tried of each cell, (2, C)."""
+        of_cells = [self.u_R[of_R > 0] for of_R in self.level_RC.T]
+        return np.array([(of_cell.min(), of_cell.max()) for of_cell in of_cells]).T
+
 
 class Normal(NamedTuple):
     """The parameters at each point of a grid, normal: their mean is precision^-1 target. Of Z = 2 causes: the data in
@@ -283,7 +289,7 @@ def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows
     """A cell's value a + kappa u (u / 2 - u*), u within half a step of the values tried: by quadrature over b, which is
     -kappa u*; the rest of a and of the roughness is normal."""
     n = mean_KGT.shape[-1] // 3
-    low_C, high_C = (np.array([end(rows.u_R[rows.cell_R == c]) for c in range(n)]) for end in (np.min, np.max))
+    low_C, high_C = rows.ends
     a_KGC, b_KGC, rough_KGC = np.split(mean_KGT, 3, axis=-1)
     cov_GXCXC = cov_GTT.reshape(-1, 3, n, 3, n)  # X: a, b, roughness
     own_GXXC = np.einsum("gxcyc->gxyc", cov_GXCXC)
@@ -296,10 +302,7 @@ def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows
     curve_KGC, variance_KGC = _moments(gain_KGCQ + a_slope_GC[..., None] * _NODES)
     gain_KGC, choice_KGC = _moments(gain_KGCQ - rough_slope_GC[..., None] * _NODES)
 
-    u_KGC = u_KGCQ[..., len(_NODES) // 2]
-    cross_KGCC = u_KGC[..., None, :] * cov_GXCXC[:, 0, :, 1]  # cov(a_c, b_d u_d)
-    cov_KGCC = u_KGC[..., :, None] * cov_GXCXC[:, 1, :, 1] * u_KGC[..., None, :]
-    cov_KGCC += cov_GXCXC[:, 0, :, 0] + cross_KGCC + np.swapaxes(cross_KGCC, -1, -2)
+    cov_KGCC = _between_cells(cov_GXCXC, u_KGCQ[..., len(_NODES) // 2])
     cov_KGCC[..., np.arange(n), np.arange(n)] = own_GXXC[:, 0, 0] - a_slope_GC**2 + variance_KGC
     best_KGC, sd_u_GC = -b_KGC / kappa_G1, sd_GC / kappa_G1
     return Optima(
@@ -309,6 +312,13 @@ def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows
         gain_KGC=gain_KGC - rough_KGC,
         gain_variance_KGC=choice_KGC + own_GXXC[:, 2, 2] - rough_slope_GC**2,
     )
+
+
+def _between_cells(cov_GXCXC: np.ndarray, u_KGC: np.ndarray) -> np.ndarray:
+    """The covariances of a + b u at these u."""
+    cross_KGCC = u_KGC[..., None, :] * cov_GXCXC[:, 0, :, 1]  # cov(a_c, b_d u_d)
+    slopes_KGCC = u_KGC[..., :, None] * cov_GXCXC[:, 1, :, 1] * u_KGC[..., None, :]
+    return cov_GXCXC[:, 0, :, 0] + slopes_KGCC + cross_KGCC + np.swapaxes(cross_KGCC, -1, -2)
 
 
 def _moments(at_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

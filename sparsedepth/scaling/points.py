@@ -11,15 +11,17 @@ optimum, and lr_variance, what the choice of lr adds to the variance of its mean
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, Depth, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.verdict import Distribution
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
@@ -179,28 +181,44 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
     whole = cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")  # a diverged run stopped early
     rows = cells.rows.assign(budget=budget_of(whole), result=cells.rows["run_id"].map(setting_of))
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
-    depths = defaultdict[tuple[int, str], list[tuple[CellRuns, pd.Series]]](list)
+    depths = defaultdict[tuple[float, str], list[TunedCell]](list)
     other_lr: set[str] = set()
     for _, at_budget in rows.groupby(["budget", "n_layers"]):
         at = depth_of(cells, at_budget)
         lr = at_budget["setting"].map({name: cell.lr for name, cell in at.cells.items()})
         other_lr |= {*at_budget.loc[(at_budget["lr"] != lr) & at_budget["lr"].notna() & lr.notna(), "run_id"]}
-        if not at.has_curves or (fitted := at.fitted) is None:
-            continue
-        names = at_budget.dropna(subset="result").groupby("result")["setting"].first()
-        names = names[names.isin(at.order)]
-        for setting, name in names.items():
-            of_cell = at_budget.loc[at_budget["setting"] == name, "run_id"]
-            depths[at_budget["budget"].iloc[0], str(setting)].append((at.cells[name], of_cell))
-            sides = [at.order.index(name), at.order.index(names.get(BASELINE, name))]
-            if sides[0] != sides[1] and len({*fitted.group_C[sides]}) == 1:
-                effect = fitted.effect(*sides)
-                found.loc[of_cell, ["effect", "effect_sd"]] = effect.estimate, effect.sd
+        for tuned in _tuned_cells(at, at_budget):
+            depths[at_budget["budget"].iloc[0], tuned.setting].append(tuned)
+            if tuned.effect is not None:
+                found.loc[tuned.run_ids, ["effect", "effect_sd"]] = tuned.effect.estimate, tuned.effect.sd
     for of_depths in depths.values():
-        fitted = fit_with_curves([cell for cell, _ in of_depths], sign(loss), apart=1 << 40)
-        for (_, of_cell), variance in zip(of_depths, fitted.values.choice_C if fitted else (), strict=False):
-            found.loc[of_cell, "lr_variance"] = variance
+        fitted = fit_with_curves([tuned.cell for tuned in of_depths], sign(loss), apart=1 << 40)
+        for tuned, variance in zip(of_depths, fitted.values.choice_C if fitted else (), strict=False):
+            found.loc[tuned.run_ids, "lr_variance"] = variance
     return found.drop(index=[*other_lr])
+
+
+class TunedCell(NamedTuple):
+    """A cell with a curve of lr, at one depth and budget."""
+
+    setting: str
+    cell: CellRuns
+    run_ids: pd.Series
+    effect: Distribution | None
+    """None of the baseline, and where no seeds connect the two."""
+
+
+def _tuned_cells(at: Depth, rows: pd.DataFrame) -> Iterator[TunedCell]:
+    """Those of the cells of a depth that have results."""
+    if not at.has_curves or (fitted := at.fitted) is None:
+        return
+    names = rows.dropna(subset="result").groupby("result")["setting"].first()
+    names = names[names.isin(at.order)]
+    for setting, name in names.items():
+        sides = [at.order.index(name), at.order.index(names.get(BASELINE, name))]
+        is_connected = sides[0] != sides[1] and len({*fitted.group_C[sides]}) == 1
+        effect = fitted.effect(*sides) if is_connected else None
+        yield TunedCell(str(setting), at.cells[name], rows.loc[rows["setting"] == name, "run_id"], effect)
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.scaling import above_losses, not_identified
 
 MIN_BUDGETS = 3
 N_GRID = 400
@@ -140,6 +141,16 @@ class Speedup:
     reason: str = ""
 
 
+class Pairs(NamedTuple):
+    """The losses of the seeds that both sides have."""
+
+    seeds: list[int]
+    losses: np.ndarray
+    """Of the baseline and of the setting, (S, 2)."""
+    by_lr: float
+    """What the choice of lr adds to the variance of the mean difference."""
+
+
 def speedup(
     curve: PowerLaw,
     baseline: Mapping[int, float],
@@ -151,53 +162,52 @@ def speedup(
     """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting; `effect`: the
     setting's minus the baseline's loss where each has its optimum of lr, and its standard error; without it `by_lr` is
     what the choice of lr adds to the variance of the difference."""
-    seeds = sorted(set(baseline) & set(setting))
-    if not seeds:
-        return Speedup(multiplier=None, reason="no seed in common with the baseline")
-    pairs_S2 = np.array([(baseline[seed], setting[seed]) for seed in seeds])
-    if effect is not None:
-        difference_S = pairs_S2[:, 1] - pairs_S2[:, 0]
-        pairs_S2[:, 1] += effect[0] - difference_S.mean()
-        by_lr = max(0.0, effect[1] ** 2 - difference_S.var(ddof=1) / len(seeds)) if len(seeds) > 1 else 0.0
-    highest, lowest = float(curve.allowed[-1]), float(pairs_S2.min())
-    if highest >= lowest:
-        reason = f"the baseline's curve may end at {highest:.4g} nat/token, and the lowest loss is {lowest:.4g}"
-        return Speedup(multiplier=None, n_pairs=len(seeds), reason=reason)
-    estimate, _ = _log_multiplier(curve, seeds, pairs_S2, curve.L_inf, by_lr)
-    at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf, by_lr) for L_inf in curve.allowed]
-    if any(alpha <= 0 for alpha in (curve.alphas(L_inf).mean() for L_inf in curve.allowed)):
-        return Speedup(multiplier=None, n_pairs=len(seeds), reason="the baseline's loss may not fall with compute")
-    found = Speedup(multiplier=math.exp(estimate) * cost_ratio, n_pairs=len(seeds))
-    if min(len(seeds), len(curve.seeds)) < 2:
+    pairs = _pairs(baseline, setting, effect, by_lr)
+    n = len(pairs.seeds)
+    withheld = partial(Speedup, multiplier=None, n_pairs=n)
+    if not n:
+        return withheld(reason="no seed in common with the baseline")
+    if curve.allowed[-1] >= pairs.losses.min():
+        return withheld(reason=above_losses(float(curve.allowed[-1]), float(pairs.losses.min())))
+    if any(curve.alphas(L_inf).mean() <= 0 for L_inf in curve.allowed):
+        return withheld(reason="the baseline's loss may not fall with compute")
+    found = Speedup(multiplier=math.exp(_log_multiplier(curve, pairs, curve.L_inf)[0]) * cost_ratio, n_pairs=n)
+    if min(n, len(curve.seeds)) < 2:
         return replace(found, reason="one seed: no interval")
-    lo, hi = min(middle - half for middle, half in at_ends), max(middle + half for middle, half in at_ends)
-    reason = ""
-    if not curve.is_identified:
-        least, most = curve.allowed[[0, -1]]
-        over = f"the range over {least:.3g} to {most:.3g}" if most else "the law is straight, and it is taken as 0"
-        reason = f"L_inf is not identified: {over} nat/token"
-    ends = {"lo": math.exp(max(lo, -700.0)) * cost_ratio, "hi": math.exp(min(hi, 700.0)) * cost_ratio}
-    return replace(found, **ends, reason=reason)
+    middle_L, half_L = np.array([_log_multiplier(curve, pairs, L_inf) for L_inf in curve.allowed]).T
+    lo, hi = np.exp(np.clip([(middle_L - half_L).min(), (middle_L + half_L).max()], -700, 700)) * cost_ratio
+    reason = "" if curve.is_identified else not_identified(*curve.allowed[[0, -1]])
+    return replace(found, lo=float(lo), hi=float(hi), reason=reason)
 
 
-def _log_multiplier(
-    curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float, by_lr: float
-) -> tuple[float, float]:
+def _pairs(
+    baseline: Mapping[int, float], setting: Mapping[int, float], effect: tuple[float, float] | None, by_lr: float
+) -> Pairs:
+    """With an effect, the setting's losses are moved to it, and by_lr is the rest of its variance."""
+    seeds = sorted({*baseline} & {*setting})
+    losses = np.array([(baseline[seed], setting[seed]) for seed in seeds]).reshape(-1, 2)
+    if effect is not None and seeds:
+        difference_S = losses[:, 1] - losses[:, 0]
+        losses[:, 1] += effect[0] - difference_S.mean()
+        by_lr = max(0.0, effect[1] ** 2 - difference_S.var(ddof=1) / len(seeds)) if len(seeds) > 1 else 0.0
+    return Pairs(seeds, losses, by_lr)
+
+
+def _log_multiplier(curve: PowerLaw, pairs: Pairs, L_inf: float) -> tuple[float, float]:
     """ln of the multiplier at an L_inf, and the half-width of its interval: linear terms of N / alpha by seed, and of
-    what the choice of lr adds to the variance of the difference, `by_lr`."""
-    base_S, setting_S = (pairs_S2 - L_inf).T
+    what the choice of lr adds to the variance of the difference."""
+    base_S, setting_S = (pairs.losses - L_inf).T
     gain_S, alpha_S = np.log(base_S / setting_S), curve.alphas(L_inf)
     gain, alpha = float(gain_S.mean()), float(alpha_S.mean())
-    n = min(len(seeds), len(curve.seeds))
+    n = min(len(gain_S), len(alpha_S))
     if n < 2:
         return gain / alpha, math.nan
-    terms = dict.fromkeys({*seeds, *curve.seeds}, 0.0)
-    for seed, own in zip(seeds, gain_S - gain, strict=True):
-        terms[seed] += own / len(seeds)
-    for seed, own in zip(curve.seeds, alpha_S - alpha, strict=True):
-        terms[seed] -= gain / alpha * own / len(curve.seeds)
-    sd = math.sqrt(math.fsum(term**2 for term in terms.values()) * n / (n - 1)) / alpha
-    lr_sd = math.sqrt(by_lr) * float((1 / setting_S).mean()) / alpha
+    every = np.union1d(pairs.seeds, curve.seeds)
+    term_S = np.zeros(len(every))
+    term_S[np.searchsorted(every, pairs.seeds)] += (gain_S - gain) / len(gain_S)
+    term_S[np.searchsorted(every, curve.seeds)] -= gain / alpha * (alpha_S - alpha) / len(alpha_S)
+    sd = math.sqrt(float(term_S @ term_S) * n / (n - 1)) / alpha
+    lr_sd = math.sqrt(pairs.by_lr) * float((1 / setting_S).mean()) / alpha
     return gain / alpha, math.hypot(t_critical(n - 1) * sd, Z * lr_sd)
 
 

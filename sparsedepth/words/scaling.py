@@ -150,6 +150,17 @@ def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
 # A setting
 
 
+def above_losses(highest: float, lowest: float) -> str:
+    """Why there is no multiplier: an L_inf that the data allow is not below the losses."""
+    return f"the baseline's curve may end at {highest:.4g} nat/token, and the lowest loss is {lowest:.4g}"
+
+
+def not_identified(least: float, most: float) -> str:
+    """What an interval covers where the data do not bound L_inf on both sides."""
+    over = f"the range over {least:.3g} to {most:.3g}" if most else "the law is straight, and it is taken as 0"
+    return f"L_inf is not identified: {over} nat/token"
+
+
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
     interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
