@@ -119,7 +119,7 @@ DEPTHS = {
 }
 
 
-HALF_WIDTHS = {"task": 0.143, "rough task": 0.25, "text": 0.027}
+HALF_WIDTHS = {"task": 0.22, "rough task": 0.3, "text": 0.034}
 """At most. With the whole variance of choosing lr added to a difference of seeds: .204 (task), .038 (text)."""
 
 
@@ -129,4 +129,4 @@ def test_between_depths_the_choice_of_lr_belongs_to_the_interval(name, n):
     covered, false, half = depths_differ(DEPTHS[name], n)
     print(f"{name}: covered {covered:.3f}, false {false:.3f}, half-width {half:.3f}")
     assert covered >= (0.93 if n > 100 else 0.8) and false <= (22 / 300 if n > 100 else 0.2)
-    assert half <= HALF_WIDTHS[name] * (1 if n > 100 else 1.4)
+    assert half <= HALF_WIDTHS[name] * (1 if n > 100 else 1.3)
