@@ -102,9 +102,10 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask in saved_queries.FROM_EFFECTS:
             from sparsedepth.report.answers import answer
+            from sparsedepth.words.report import whole_answer
 
             found = answer(store, ask)
-            return f"{found.text()}\n".encode() if format == "table" else encode(found.rows, format)
+            return f"{whole_answer(found)}\n".encode() if format == "table" else encode(found.rows, format)
         if ask is not None:
             if format == "table":
                 return f"{answer_text(saved_queries.answered(store, ask))}\n".encode()
@@ -187,7 +188,7 @@ def _print_verifications(folders: list[Path]) -> None:
     if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
         return  # most have none: saves importing pandas and the card's schema
     from sparsedepth.recipe.build_card import trials_of
-    from sparsedepth.recipe.text import trial_text
+    from sparsedepth.words.recipe import trial_text
 
     for folder, card in trials_of(folders):
         print(f"\n{trial_text(folder, card)}")
@@ -314,14 +315,15 @@ def judge(
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
     Exit code 0: one is better, 3: not shown, 4: one is worse and none better."""
-    from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of, lines_of
+    from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of
+    from sparsedepth.words.judge import judgement_lines
 
     format = choose_format(format, out)
     pairs = [text.partition("=") for text in column or []]
     if wrong := [name for name, equals, value in pairs if not (name and value)]:
         raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
     found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant)
-    write(_text(lines_of(found)) if format == "table" else encode(found.table, format), out)
+    write(_text(judgement_lines(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
 
 

@@ -61,7 +61,7 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.quantities import rankable
         from sparsedepth.recipe.build_card import derive_card
         from sparsedepth.recipe.card import card_path
-        from sparsedepth.recipe.text import write_recipe
+        from sparsedepth.recipe.files import write_recipe
         from sparsedepth.scaling.speedup import worth
         from sparsedepth.store.comparable_loss import loss_in
         from sparsedepth.store.connection import open_store
@@ -109,15 +109,16 @@ def derive(
     format: Annotated[Literal["text", "json"], typer.Option(help="text, or the card as JSON")] = "text",
 ) -> None:
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
-    from sparsedepth.recipe.card import card_path
-    from sparsedepth.recipe.text import card_text, page_path, pair_path
+    from sparsedepth.recipe.card import card_path, recipe_table
+    from sparsedepth.recipe.files import page_path, pair_path
     from sparsedepth.store.packs import is_pack
+    from sparsedepth.words.recipe import FINDINGS, ROWS, card_text
 
     out, card = given.out, given.compute()
     if format == "json":
         print(card.model_dump_json(indent=1, by_alias=True))
         return
-    print(card_text(card))
+    print(card_text(card, recipe_table(card, ROWS), findings=FINDINGS))
     if out is None:
         print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
         return
@@ -153,9 +154,10 @@ def verify(
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.recipe.card import card_path, read_card
-    from sparsedepth.recipe.text import ingredient_texts, verification_text, write_page
+    from sparsedepth.recipe.files import write_page
     from sparsedepth.recipe.verify import after, configurations, verification_fields, verified
     from sparsedepth.store.connection import open_store
+    from sparsedepth.words.recipe import ingredient_texts, verification_text
 
     derived, out = read_card(card), option.path(given.out)  # errors are reported before torch is imported
     definition = build(SweepDefinition, verification_fields(derived, seeds), "the card's verification")

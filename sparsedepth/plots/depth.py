@@ -70,12 +70,19 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     settings = shown_settings(points["setting"], merit=merit.to_dict())
     caption = depth_caption(points, len(settings), n_single, n_diverged)
     caption += degeneracy_caption(usable_forms(measured[:1], runs, may_replace=False).values())
-    order = [*settings, *names]
-    points = points[points["setting"].isin(settings)].sort_values(
-        ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order.index)
+    points = points[points["setting"].isin(settings)]
+    return _lines_over_depths(points, [*settings, *names], names, caption + notes)
+
+
+def _lines_over_depths(points: pd.DataFrame, order: Sequence[str], names: Sequence[str], notes: str) -> Drawing:
+    """One panel per quantity; `order`: of settings and of quantities."""
+    points = points.sort_values(
+        ["setting", "panel", "x"],
+        ignore_index=True,
+        key=lambda column: column if column.name == "x" else column.map(order.index),
     )
     kinds = [_panel(name, points[points["panel"] == name]) for name in names]
-    return lines_drawing(points.reset_index(drop=True), kinds, caption + notes)
+    return lines_drawing(points, kinds, notes)
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:

@@ -1,9 +1,10 @@
 """The recipe card: recommendation, effects, tests and provenance in one record, stored as JSON with unrounded numbers.
 
-Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it (`text`).
-Its effects are rows of the frame `effects`."""
+Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
+(`words.recipe`). Its effects are rows of the frame `effects`."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,6 +15,10 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.effects.effect import Effect
 from sparsedepth.files import parse_json, write_json
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.effects import size_text
+from sparsedepth.words.scaling import multiplier_text
+from sparsedepth.words.values import number_text
 
 SUFFIX = ".card.json"
 MAX_BYTES = 16_000_000
@@ -22,6 +27,10 @@ Place = Literal["inside", "interpolation", "extrapolation"]
 Comparison = Literal["better", "worse", "not shown"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not shown to be needed"]
+
+
+LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
+"""Comparison with the baseline -> the list that a setting is on, unless it is refused."""
 
 
 def comparison_of(effect: Effect | None) -> Comparison:
@@ -90,6 +99,12 @@ class Recipe(Section):
         return any(candidate.effect.lo is not None for candidate in self.candidates)
 
     @property
+    def unseen(self) -> list[float]:
+        """The smallest effects that would have been seen, of settings that are not shown to be better or worse."""
+        settings = [candidate for candidate in self.candidates if not candidate.is_combination]
+        return sorted(filter(None, (c.effect.detectable for c in settings if c.comparison == "not shown")))
+
+    @property
     def changes(self) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.recommended)
 
@@ -111,6 +126,13 @@ class Holdout(Section):
     predictions: tuple[Prediction, ...]
     gain: Annotated[Effect | None, Field(description="of these changes at the held-out depth")]
     outcome: Outcome
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """The mean error of the predictions, and of predicting no effect."""
+        pairs = [(p.predicted.estimate, p.measured.estimate) for p in self.predictions if p.measured]
+        known = [(own, there) for own, there in pairs if own is not None and there is not None]
+        return (fmean(abs(a - b) for a, b in known), fmean(abs(b) for _, b in known)) if known else None
 
 
 class Ingredient(Section):
@@ -161,6 +183,36 @@ class Card(Section):
     verification: Verification | None = None
     tests: Annotated[tuple[Test, ...], Field(description="of the recipe; none where nothing is recommended")] = ()
     provenance: Provenance
+
+
+def recipe_table(card: Card, most: int | None = None) -> QueryResult:
+    """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
+    rows each list has one at least, and the worth in compute is without its interval, which would wrap."""
+    names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "compute")
+    order = [*LISTS]
+    found = sorted(
+        card.recipe.candidates,
+        key=lambda c: (order.index(c.comparison), c.is_combination, -abs(c.effect.estimate or 0.0)),
+    )
+    first = {candidate.comparison: candidate for candidate in reversed(found)}
+    kept = {c.setting for c in sorted(found, key=lambda c: c is not first[c.comparison])[:most]}
+    rows = tuple(_row(candidate, most is not None) for candidate in found if candidate.setting in kept)
+    return QueryResult(columns=(*names, "setting"), rows=rows)
+
+
+def _row(candidate: Candidate, is_short: bool) -> tuple:
+    effect, is_open = candidate.effect, candidate.comparison == "not shown"
+    sizes = [(effect.estimate, "+"), (effect.lo, "+"), (effect.hi, "+"), (effect.detectable if is_open else None, "")]
+    texts = [None if size is None else size_text(size, effect.unit, sign) for size, sign in sizes]
+    listed = "left out" if candidate.refused else LISTS[candidate.comparison]
+    costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
+    worth = None
+    if candidate.compute:
+        worth = f"x{multiplier_text(candidate.compute[0], *((None, None) if is_short else candidate.compute[1:]))}"
+    return (
+        listed if effect.lo is not None else "no interval", *texts, effect.seeds, effect.diverged or None,
+        number_text(effect.lr), *costs, worth, candidate.setting,
+    )  # fmt: skip
 
 
 def card_path(path: Path) -> Path:

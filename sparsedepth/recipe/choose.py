@@ -30,12 +30,12 @@ from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution, weakness_text
 from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.effects import budget_text, no_baseline
+from sparsedepth.words.recipe import domain_text, nothing_finished, nothing_recommended
 from sparsedepth.words.runs import import_note
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
-SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte", "val_accuracy")
 """Scores at each run's own context length, which improve with a longer context."""
 
@@ -154,30 +154,37 @@ def derive(
     origins = zip(used["origin"], used["unknown_fields"], strict=True) if is_imported(used) else ()
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
-        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=budget_text(found.cells),
+        seen_on=_seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=budget_text(found.cells),
         unknown=import_note(imported_among(origins)),
         defaulted=unstated(used), tried=found.tried,
     )  # fmt: skip
-    if not depths or depth is None:
-        return _with(recipe, abstained=_nothing(runs, found))
+    if not shown_at:
+        n_tuning = len(found.runs) * found.results.empty
+        return _with(recipe, abstained=nothing_finished(n_tuning, len(runs) > len(found.runs) == 0))
     if used[objective].isna().all():
         return _with(recipe, abstained=f"{objective} was measured in no finished run")
     if reason := found.why_no_baseline(shown_at[0]):
         return _with(recipe, abstained=reason)
-    scores, settings = score_rows(used, objective), found.cells.settings
-    baseline = found.config(BASELINE, shown_at[0], depth)
+    return _judged(found, recipe, score_rows(used, objective))
+
+
+def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Mapping[str, Any]]) -> Recipe:
+    """The recipe from the effects of its depth, which has a baseline; `scores` are those of all runs used."""
+    assert recipe.depth is not None
+    nearest, settings = recipe.shown_at[0], found.cells.settings
+    baseline = found.config(BASELINE, nearest, recipe.depth)
     recipe = _with(
         recipe,
         baseline=baseline,
         config=baseline,
         baseline_text=baseline_text(settings).removeprefix("baseline: ") if settings else "",
-        baseline_seeds=found.runs_of(BASELINE, shown_at[0])["seed"].fillna(-1).nunique(),
+        baseline_seeds=found.runs_of(BASELINE, nearest)["seed"].fillna(-1).nunique(),
         weakness=weakness_text(common_weakness(scores)),
     )
-    if degeneracy(objective, scores).is_degenerate:
-        return _with(recipe, abstained=caution(usable_form(objective, scores)))
-    if place != "inside" and len(shown_at) < 2:
-        return _with(recipe, abstained=f"only {shown_at[0]} layers were run: how effects change with depth is unknown")
+    if degeneracy(recipe.objective, scores).is_degenerate:
+        return _with(recipe, abstained=caution(usable_form(recipe.objective, scores)))
+    if recipe.place != "inside" and len(recipe.shown_at) < 2:
+        return _with(recipe, abstained=f"only {nearest} layers were run: how effects change with depth is unknown")
     recipe = _with(recipe, candidates=tuple(_candidates(found, recipe)))
     return _weak(found, _decide(found, _with(recipe, others=tuple(_others(found, recipe)))))
 
@@ -198,38 +205,12 @@ def _place(depth: int | None, depths: Sequence[int]) -> tuple[Place, tuple[int, 
     return "extrapolation", tuple(below[:-3:-1] or above[:2])
 
 
-def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
-    if len(found.runs) and not len(found.results):
-        return f"only tuning runs are complete so far ({len(found.runs)})"
-    if len(runs) and not len(found.runs):
-        return "no finished run: models that were only measured, whose training choices are not known"
-    return "no finished run"
-
-
-def seen_on(runs: pd.DataFrame) -> str:
-    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU': beyond it they are no evidence."""
-    corpora = distinct(runs, "corpus")
-    tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
-    are_tasks = len(tasks) == len(corpora) > 0
-    groups = ", ".join(distinct(runs, "task_group"))
-    of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
-    data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
-    columns = runs[["d_model", "params_total", "tokens_trained"]]
-    width, params, tokens = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
-    sizes = {"width {}": width, "{} parameters": params, "{} tokens": tokens}
-    texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
-    devices = [name.partition(" (")[0] for name in distinct(runs, "device")]
-    devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)
-    return ", ".join([data, *texts, *devices])
-
-
-def _range(values: pd.Series) -> str:
-    """'288k to 1.3M'."""
-    texts = []
-    for value in (values.min(), values.max()):
-        scale, letter = next((each for each in SCALES if abs(value) >= each[0]), (1, ""))
-        texts.append(f"{value / scale:.3g}{letter}")
-    return " to ".join(dict.fromkeys(texts))
+def _seen_on(runs: pd.DataFrame) -> str:
+    """Data, sizes and devices of the runs: beyond them they are no evidence."""
+    names = {"d_model": "width {}", "params_total": "{} parameters", "tokens_trained": "{} tokens"}
+    columns = {text: pd.to_numeric(runs[name], errors="coerce").dropna() for name, text in names.items()}
+    sizes = {text: (values.min(), values.max()) for text, values in columns.items() if len(values)}
+    return domain_text(distinct(runs, "corpus"), distinct(runs, "task_group"), sizes, distinct(runs, "device"))
 
 
 def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
@@ -250,41 +231,46 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
         values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
         if {*fields, *values} & {*DATA}:
             continue
-        refused, shown = "", comparison_of(effect)
+        shown = comparison_of(effect)
         elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != shown]
-        if shown != "not shown" and fields & {*BUDGET}:
-            refused = "a budget, no recipe"
-        elif shown == "better":
-            sizes = {name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET}
-            refused = _reason_against(effect, fields, sizes, recipe, own_context)
-        if shown != "not shown" and elsewhere and not refused:
-            refused = f"not shown to {'help' if shown == 'better' else 'hurt'} at {elsewhere[0]} layers"
-        is_both = any(part < changes and changes - part in at_depth for part in at_depth)
+        sizes = sorted({name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET})
+        against = {
+            "a budget, no recipe": bool(fields & {*BUDGET}),
+            **(_objections(effect, fields, sizes, recipe.matched, own_context) if shown == "better" else {}),
+            f"not shown to {'help' if shown == 'better' else 'hurt'} at {(*elsewhere, '')[0]} layers": bool(elsewhere),
+        }
         yield Candidate(
-            effect=effect, values=values, baseline_values=baseline_values, is_combination=is_both, refused=refused
+            effect=effect,
+            values=values,
+            baseline_values=baseline_values,
+            is_combination=any(part < changes and changes - part in at_depth for part in at_depth),
+            refused=next((why for why, holds in against.items() if holds and shown != "not shown"), ""),
         )
 
 
-def _reason_against(
-    effect: Effect, fields: set[str], other_sizes: set[str], recipe: Recipe, own_context: Sequence[str]
-) -> str:
-    """`other_sizes`: those that differ too, without being part of the setting, as a size solved for equal cost does."""
+def _objections(
+    effect: Effect, fields: set[str], sizes: Sequence[str], matched: str, own_context: Sequence[str]
+) -> dict[str, bool]:
+    """Why a better setting is no remedy -> whether that holds. `sizes`: those that differ too, without being part of
+    the setting, as a size solved for equal cost does."""
     costs = (effect.flops, effect.params_total, effect.params_active)
-    if other_sizes and not any(cost is not None and abs(cost - 1) <= MATCHED for cost in costs):
-        return f"{' and '.join(sorted(other_sizes))} differ{'s' * (len(other_sizes) == 1)} too: a budget, no recipe"
-    if "seq_len" in fields and effect.outcome in own_context:
-        return f"{effect.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
-    ratio = getattr(effect, recipe.matched)
-    if ratio is None:
-        return f"its {recipe.matched} are not known"
-    return f"it spends more {recipe.matched} than the baseline" if ratio > 1 + MATCHED else ""
+    differ = sizes and not any(cost is not None and abs(cost - 1) <= MATCHED for cost in costs)
+    ratio = getattr(effect, matched)
+    own = f"{effect.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
+    return {
+        f"{' and '.join(sizes)} differ{'s' * (len(sizes) == 1)} too: a budget, no recipe": bool(differ),
+        own: "seq_len" in fields and effect.outcome in own_context,
+        f"its {matched} are not known": ratio is None,
+        f"it spends more {matched} than the baseline": ratio is not None and ratio > 1 + MATCHED,
+    }
 
 
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     nearest, depth = recipe.shown_at[0], recipe.depth
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
-        return _with(recipe, abstained=_why_nothing(found, recipe))
+        data = found.cells.settings.data if found.cells.settings else ()
+        return _with(recipe, abstained=nothing_recommended(recipe, data))
     ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
     ranked = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
     setting, refused, untested = _together(found, recipe, ranked)
@@ -295,7 +281,9 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     for each in recipe.candidates:
         update = {"recommended": each.setting in recommended, "refused": refused.get(each.setting, each.refused)}
         candidates.append(each.model_copy(update=update))
-    beside = (found.effect(nearest, setting, scale) for scale in _scales(found, nearest))
+    settings = [each.setting for each in found.effects(nearest) if each.question == "setting"]
+    scales = [name for name in settings if {field for field, _ in found.changes[name]} <= {*BUDGET} - {*DATA}]
+    beside = (found.effect(nearest, setting, scale) for scale in scales)
     return _with(
         recipe, candidates=tuple(candidates), config=found.config(setting, nearest, depth, effect.lr), effect=effect,
         untested=untested, scales=tuple(filter(None, beside)),
@@ -351,24 +339,6 @@ def _others(found: Evidence, recipe: Recipe) -> Iterator[Effect]:
         differs = effect.question == "interaction" or effect.verdict != alone.get(effect.setting)
         if effect.is_shown and is_beside and differs:
             yield effect
-
-
-def _scales(found: Evidence, depth: int) -> list[str]:
-    """The settings that are another width or budget alone."""
-    settings = [effect.setting for effect in found.effects(depth) if effect.question == "setting"]
-    return [setting for setting in settings if {name for name, _ in found.changes[setting]} <= {*BUDGET} - {*DATA}]
-
-
-def _why_nothing(found: Evidence, recipe: Recipe) -> str:
-    if not recipe.candidates:
-        if found.cells.settings and (names := found.cells.settings.data):
-            return f"the runs differ only in their data ({', '.join(names[:3])}), which is not a remedy"
-        return "all runs have the same configuration: nothing was varied"
-    if refused := [c for c in recipe.candidates if c.refused and c.comparison == "better"]:
-        return "; ".join(f"{candidate.setting} is better, but {candidate.refused}" for candidate in refused)
-    if not recipe.is_compared:
-        return next((c.effect.reason for c in recipe.candidates if c.effect.reason), "there is no interval")
-    return "nothing tried was shown to help"
 
 
 def _weak(found: Evidence, recipe: Recipe) -> Recipe:

@@ -26,9 +26,8 @@ from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value, not_missing, number_of, open_table, quoted, read_texts
-from sparsedepth.words.plain_text import counted, did_you_mean
-from sparsedepth.words.scaling import multiplier_text
-from sparsedepth.words.table import fitted_table
+from sparsedepth.words.judge import used_text
+from sparsedepth.words.plain_text import did_you_mean
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
@@ -48,8 +47,6 @@ COLUMNS = (
     *("variant", "effect", "lo", "hi", "p_adjusted", "detectable", "verdict", "seeds", "seeds_wanted", "diverged"),
     *("budget", "multiplier", "multiplier_lo", "multiplier_hi", "time_multiplier", "reason", "baseline"),
 )
-OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable")
-"""Columns that a narrow terminal has no room for, the first to go first."""
 WORDS = {"lower": "better", "higher": "worse", "not shown": "not shown"}
 EXIT_CODES = {"better": 0, "not shown": 3, "worse": 4}
 _Losses = dict[int, float]
@@ -88,28 +85,54 @@ def judge(
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
-    losses: dict[tuple[str, float], _Losses] = {key: {} for key in n_runs}
-    for run in runs.dropna(subset="loss").to_dict("records"):
-        losses[run["variant"], run["budget"]][run["seed"]] = run["loss"]
+    known = dict([*runs.dropna(subset="loss").groupby(["variant", "budget"])])
+    losses: dict[tuple[str, float], _Losses] = {
+        key: dict(zip(known[key]["seed"], known[key]["loss"], strict=True)) if key in known else {} for key in n_runs
+    }
     pairs = {name: _pair(losses, n_runs, name, baseline) for name in others}
     seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
     rows, luck = _judged(pairs, is_paired)
-    speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
     curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline and own})
+    _add_worths(rows, pairs, curve, reason, _log_speeds(runs, baseline), is_paired)
+    shown = [row for row in rows if variant in (None, row.fields["setting"])]
+    return Judgement(
+        columns=names,
+        baseline=baseline,
+        table=_table(shown, baseline),
+        luck=luck,
+        is_paired=is_paired,
+        used=_used(runs, pairs, baseline, notes),
+    )
+
+
+def _log_speeds(runs: pd.DataFrame, baseline: str) -> pd.Series:
+    """(variant, budget) -> logarithm of its throughput over that of the baseline; NaN where one is not known."""
+    speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean().rename("speed").reset_index()
+    of_baseline = speeds[speeds["variant"] == baseline].set_index("budget")["speed"]
+    relative = speeds["speed"] - speeds["budget"].map(of_baseline)
+    return relative.set_axis(pd.MultiIndex.from_frame(speeds[["variant", "budget"]]))
+
+
+def _add_worths(
+    rows: Sequence[Row], pairs: Mapping[str, "JudgedPair"], curve: PowerLaw | None, reason: str, speeds: pd.Series,
+    is_paired: bool,
+) -> None:  # fmt: skip
+    """What each variant is worth in compute and in time; `reason`: why the baseline has no curve."""
     for row in rows:
-        name, budget = row.fields["setting"], row.fields["budget"]
-        worth = _worth(curve, pairs[name], is_paired)
-        speed = speeds[name, budget] - speeds[baseline, budget]
+        worth = _worth(curve, pairs[row.fields["setting"]], is_paired)
+        speed = speeds[row.fields["setting"], row.fields["budget"]]
         timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
+        why = "; ".join(filter(None, [row.fields["reason"], reason, worth.reason]))
         row.fields |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
-        row.fields["time_multiplier"] = timed.multiplier
-        row.fields["reason"] = "; ".join(filter(None, [row.fields["reason"], reason, worth.reason]))
-    shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
-    shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
-    table = QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in shown))
-    used = "; ".join([_used(runs, pairs, baseline), *notes])
-    return Judgement(columns=names, baseline=baseline, table=table, luck=luck, is_paired=is_paired, used=used)
+        row.fields |= {"time_multiplier": timed.multiplier, "reason": why}
+
+
+def _table(rows: Sequence[Row], baseline: str) -> QueryResult:
+    """The lowest effect first, variants without a loss last."""
+    records = [_record(row) | {"baseline": baseline} for row in rows]
+    records.sort(key=lambda record: (record["effect"] is None, record["effect"]))
+    return QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in records))
 
 
 # The table
@@ -181,14 +204,14 @@ def _read(path: Path, given: Mapping[str, str]) -> tuple[dict[str, str], pd.Data
     return names, runs, table.notes
 
 
-def _used(runs: pd.DataFrame, pairs: Mapping[str, "JudgedPair"], baseline: str) -> str:
-    """'10 of 12 runs, 2 without a loss'."""
+def _used(runs: pd.DataFrame, pairs: Mapping[str, "JudgedPair"], baseline: str, notes: Sequence[str]) -> str:
+    """How many of the runs are compared, and why not the others."""
     budgets = {(name, pair.budget) for name, pair in pairs.items()} | {(baseline, p.budget) for p in pairs.values()}
     has_loss = runs["loss"].notna()
     is_compared = np.array([key in budgets for key in zip(runs["variant"], runs["budget"], strict=True)])
     n_used, n_without = int((has_loss & is_compared).sum()), int((~has_loss).sum())
     rest = {"without a loss": n_without, "at budgets that are not compared": len(runs) - n_used - n_without}
-    return ", ".join([f"{n_used} of {counted(len(runs), 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)])
+    return used_text(n_used, len(runs), rest, notes)
 
 
 def _near(name: str, names: Sequence[str]) -> str:
@@ -327,49 +350,3 @@ def _worth(curve: PowerLaw | None, pair: JudgedPair, is_paired: bool) -> Speedup
     # Independent runs may be paired in any order.
     in_order = dict(zip(pair.base, pair.own.values(), strict=False))
     return speedup(curve, pair.base, pair.own if is_paired else in_order)
-
-
-def lines_of(found: Judgement) -> list[str]:
-    """What was read, the table, and the answer in a sentence or two."""
-    records = found.table.records()
-    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
-    by = "paired by seed" if found.is_paired else "seeds taken as independent"
-    empty = ["baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])]
-    lines = [
-        f"read: {read}; baseline: {found.baseline!r}",
-        f"used: {found.used}",
-        f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
-        fitted_table(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
-    ]
-    if found.luck and found.luck[0] > 1:
-        seems = f"would seem better by {found.luck[1]:.2g}, by luck alone"
-        lines.append(f"The lowest of {found.luck[0]} equal variants {seems}.")
-    better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
-    if better:
-        others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
-        lines.append(f"Better: {_gain(better[0])}{others}.")
-    elif worse:
-        rest = "; not shown: the others" if len(worse) < len(records) else ""
-        lines.append(f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}.")
-    else:
-        lines.append(f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}.")
-    return lines
-
-
-def _gain(record: Mapping[str, Any]) -> str:
-    text = f"{record['variant']!r} by {-record['effect']:.3g} ({-record['hi']:.3g} to {-record['lo']:.3g})"
-    if record["multiplier"] is not None:
-        ends = record["multiplier_lo"], record["multiplier_hi"]
-        text += f", worth {multiplier_text(record['multiplier'], *ends, ' times the compute')}"
-    return text + (f", {record['time_multiplier']:.3g} times the time" if record["time_multiplier"] else "")
-
-
-def _advice(records: Sequence[Mapping[str, Any]]) -> str:
-    seen = [record["detectable"] for record in records if record["detectable"] is not None]
-    if not seen:
-        return f"; run each with {MIN_SEEDS} seeds or more"
-    text = f"; a gain smaller than about {max(seen):.2g} would probably not have been seen"
-    effect, wanted, name = (records[0][column] for column in ("effect", "seeds_wanted", "variant"))
-    if effect is None or effect >= 0 or wanted is None:
-        return text
-    return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"

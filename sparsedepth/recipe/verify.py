@@ -11,12 +11,11 @@ with one of at most 5%. The p-values of the changes are adjusted for their numbe
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
 
-from sparsedepth.config.load import build, yaml_text
+from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of
@@ -39,7 +38,7 @@ from sparsedepth.recipe.card import (
 )
 from sparsedepth.recipe.choose import Evidence, changed_config, derive
 from sparsedepth.store.schema import plain
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.recipe import held_out_text, in_sample_text
 
 Answer = tuple[Literal["passed", "failed", "not run"], str]
 """Outcome and text of a test."""
@@ -84,49 +83,28 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
     """The tests of what is recommended; none without a recommendation, but for a held-out depth that was asked for."""
     found: dict[str, Answer] = {}
-    if recipe.changes:
-        found["in-sample with seeds"] = _in_sample(recipe)
-    if recipe.changes or holdout:
+    if recipe.effect:
+        reason = recipe.weakness or recipe.unknown
+        in_sample = ("failed", reason) if reason else ("passed", in_sample_text(recipe, recipe.effect))
+        found["in-sample with seeds"] = in_sample
+    if recipe.effect or holdout:
         found["held-out depth"] = _held_out(recipe, holdout)
-    if recipe.changes:
+    if recipe.effect:
         found["fresh seeds"] = _fresh_seeds(verification)
         found["several scales"] = _scales(recipe)
-        found["equal cost"] = _cost(recipe)
+        found["equal cost"] = _cost(recipe.effect.flops)
     return tuple(Test(name=name, outcome=outcome, text=text) for name, (outcome, text) in found.items())
-
-
-def _in_sample(recipe: Recipe) -> Answer:
-    effect = recipe.effect
-    assert effect is not None
-    if reason := recipe.weakness or recipe.unknown:
-        return "failed", reason
-    p = "" if effect.p_adjusted is None else f", adjusted p {effect.p_adjusted:.3g}"
-    where = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers, the nearest run"
-    return "passed", f"{counted(effect.seeds or 0, 'seed')}{p}{where}"
 
 
 def _held_out(recipe: Recipe, holdout: Holdout | None) -> Answer:
     if holdout is None:
         return "not run", "--holdout-depth N"
-    fitted = f"{', '.join(map(str, holdout.fitted_on))} layers recommend {' and '.join(holdout.changes) or 'no change'}"
-    end = f"at {holdout.depth}{_errors_text(holdout)}"
-    if not holdout.changes:
-        return "failed" if recipe.changes else "not run", f"{fitted} {end}"
-    if recipe.changes and {*holdout.changes} != {change.setting for change in recipe.changes}:
-        outcome = "not run" if holdout.outcome == "not tested" else "failed"
-        return outcome, f"{fitted}, not this recipe; {holdout.outcome} {end}"
-    return PASSED.get(holdout.outcome, "failed"), f"{fitted}; {holdout.outcome} {end}"
-
-
-def _errors_text(holdout: Holdout) -> str:
-    """'; mean error of its predictions 0.02, of predicting no effect 0.05'."""
-    pairs = [(p.predicted.estimate, p.measured.estimate) for p in holdout.predictions if p.measured]
-    known = [(own, there) for own, there in pairs if own is not None and there is not None]
-    if not known:
-        return ""
-    error = fmean(abs(own - there) for own, there in known)
-    no_effect = fmean(abs(there) for _, there in known)
-    return f"; mean error of its predictions {error:.2g}, of predicting no effect {no_effect:.2g}"
+    is_other = {*holdout.changes} != {change.setting for change in recipe.changes}
+    text = held_out_text(holdout, is_other and bool(recipe.changes and holdout.changes))
+    if is_other:
+        is_open = not recipe.changes if not holdout.changes else holdout.outcome == "not tested"
+        return "not run" if is_open else "failed", text
+    return PASSED.get(holdout.outcome, "failed"), text
 
 
 def _fresh_seeds(verification: Verification | None) -> Answer:
@@ -144,8 +122,7 @@ def _scales(recipe: Recipe) -> Answer:
     return "passed" if {*known.values()} == {"better"} else "failed", text
 
 
-def _cost(recipe: Recipe) -> Answer:
-    flops = recipe.effect.flops if recipe.effect else None
+def _cost(flops: float | None) -> Answer:
     if flops is None:
         return "not run", "FLOPs are not known"
     return "passed" if flops <= 1 + MATCHED else "failed", f"FLOPs x{flops:.3g}"
@@ -194,7 +171,7 @@ def verification_fields(card: Card, n_seeds: int) -> dict[str, Any]:
     return _sweep_fields(card, configurations(card), "verify", question, n_seeds)
 
 
-def pair_yaml(card: Card) -> str:
+def pair_fields(card: Card) -> dict[str, Any]:
     """The sweep that tests two settings together which were better one by one, for `sparsedepth sweep`."""
     baseline, pair = card.recipe.baseline, card.recipe.untested
     assert baseline is not None and pair is not None
@@ -205,7 +182,7 @@ def pair_yaml(card: Card) -> str:
     question = f"Are {' and '.join(pair)} better together than either alone?"
     fields = _sweep_fields(card, configs, "pair", question, n_seeds=3)
     build(SweepDefinition, fields, "the sweep of the pair")
-    return yaml_text(fields)
+    return fields
 
 
 def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> dict[str, Any]:

@@ -27,13 +27,14 @@ from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, Progress, default_figure, drawable, silent
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
-from sparsedepth.recipe.card import Card, read_card
-from sparsedepth.recipe.text import card_markdown, paragraph, recipe_table, sentence, to_yaml
+from sparsedepth.recipe.card import Card, read_card, recipe_table
+from sparsedepth.recipe.files import to_yaml
 from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.sweep.status import SweepSummary, sweep_summary, varied_fields
 from sparsedepth.words.plain_text import counted, duration, visible
+from sparsedepth.words.recipe import card_markdown, paragraph, sentence
 from sparsedepth.words.status import best_text, counts_text, remark_lines, running_text
 from sparsedepth.words.sweep import run_text
 
@@ -133,7 +134,7 @@ def card_html(card: Card) -> Markup:
     """The card's Markdown as HTML, with headings below those of the report. Names in it are untrusted: no HTML, links
     or images."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
-    tokens = reader.parse(card_markdown(card))
+    tokens = reader.parse(card_markdown(card, recipe_table(card)))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{int(token.tag[1]) + 2}"

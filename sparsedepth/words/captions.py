@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.plain_text import counted, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def to_measure(metrics: Iterable[str]) -> str:
 
 def data_note(text: str) -> str:
     """How the data of the runs differ (`words.differences.data_text`), as a sentence."""
-    return f" {text[0].upper()}{text[1:]}." if text else ""
+    return f" {sentence_of(text)}" if text else ""
 
 
 def folders_note(folders: Sequence[str]) -> str:

@@ -16,6 +16,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def sentence_of(text: str) -> str:
+    """With a capital and a full stop; '' of none."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
 def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
     """'did you mean ...?' with the nearest of `names`; `otherwise` if none is near."""
     from difflib import get_close_matches

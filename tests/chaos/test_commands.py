@@ -27,7 +27,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import read_card
-from sparsedepth.recipe.text import write_page
+from sparsedepth.recipe.files import write_page
 from sparsedepth.store.run_record import problem
 
 pytestmark = pytest.mark.chaos

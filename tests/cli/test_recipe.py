@@ -27,7 +27,9 @@ def results(tmp_path_factory):
 def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
     out, _ = sparsedepth("recipe", results, "--holdout-depth", 4, "-o", tmp_path / "r.yaml")
     assert out.startswith("At 4 layers use depth_scale=lns: val_loss lower by 0.1 nat/token (0.")
-    assert "passed   held-out depth: 2, 3 layers recommend depth_scale=lns; confirmed at 4" in out
+    said = " ".join(out.split())
+    assert "passed: in-sample with seeds (" in said
+    assert "held-out depth (2, 3 layers recommend depth_scale=lns; confirmed at 4" in said
     assert "| depth_scale=lns | -0.1" in (tmp_path / "r.card.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
     same, _ = sparsedepth("recipe", "derive", results, "--depth", 4, "--objective", "loss")

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from support.planted_recipes import cells, planted, sweep
 from support.runs_frame import grid
 
@@ -13,22 +12,17 @@ from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import derive_card, provenance_of
-from sparsedepth.recipe.card import MAX_BYTES, Card, Verification, card_path, read_card
-from sparsedepth.recipe.choose import seen_on
-from sparsedepth.recipe.text import (
-    card_markdown,
-    card_text,
-    paragraph,
-    recipe_table,
-    sentence,
-    to_yaml,
-    write_page,
-    write_recipe,
-)
-from sparsedepth.recipe.verify import after, pair_yaml
+from sparsedepth.recipe.card import MAX_BYTES, Card, Verification, card_path, read_card, recipe_table
+from sparsedepth.recipe.files import to_yaml, write_page, write_recipe
+from sparsedepth.recipe.verify import after, pair_fields
+from sparsedepth.words.recipe import FINDINGS, ROWS, card_markdown, card_text, paragraph, sentence
 
 TITLES = ["Rule", "Settings", "Tests", "Provenance"]
 LNS, DECAY = {"depth_scale": "lns"}, {"weight_decay": 1.0}
+
+
+def page_of(card):
+    return card_markdown(card, recipe_table(card))
 
 
 def joined(text):
@@ -60,7 +54,7 @@ def test_a_card_opens_with_the_setting_its_gain_and_its_cost(card):
     effect = card.recipe.effect
     gain = f"{-effect.estimate:.3g} nat/token ({-effect.hi:.3g} to {-effect.lo:.3g})"
     assert sentence(card) == f"At 24 layers use depth_scale=lns: val_loss lower by {gain}, at equal FLOPs."
-    text = card_text(card, 100)
+    text = card_text(card, recipe_table(card, ROWS), 100, FINDINGS)
     lines = text.splitlines()
     assert joined(text).startswith(sentence(card)) and len(lines) <= 23 and max(map(len, lines)) <= 100
     assert [row[0] for row in recipe_table(card).rows] == ["do", "do", "not shown"]
@@ -106,17 +100,15 @@ def test_many_settings_leave_room_for_every_list():
     """Twelve settings: the terminal has one of each list at least and says how many are left out; the page has all."""
     others = [({"weight_decay": 0.2 + 0.01 * i, "depth_scale": "none"}, 3.0 + 0.001 * (i % 2)) for i in range(10)]
     card = derive_card(cells([({}, 3.0), (LNS, 2.7), ({"n_kv_heads": 1}, 3.3), *others]))
-    lines = card_text(card, 100).splitlines()
+    lines = card_text(card, recipe_table(card, ROWS), 100, FINDINGS).splitlines()
     assert len(lines) <= 23 and {"do", "don't", "not"} <= {line.split()[0] for line in lines if line}
     assert any("more settings: on the card" in line for line in lines)
-    assert card_markdown(card).count("| not shown |") == 10
+    assert page_of(card).count("| not shown |") == 10
 
 
-def test_the_domain_names_task_size_budget_and_device(runs, card):
+def test_the_domain_names_corpus_size_budget_and_device(card):
     seen = card.recipe.seen_on
     assert seen.startswith("corpus ") and seen.endswith(", width 64, 24k parameters, 2.1M tokens, CPU")
-    two = runs.assign(corpus=["task:k_hop", "task:state_tracking"] * (len(runs) // 2), task_group=["A5", None] * 18)
-    assert seen_on(two).startswith("task k_hop, state_tracking of A5, width 64")
 
 
 # Tests
@@ -153,7 +145,7 @@ def test_several_scales_are_a_test_of_their_own():
 
 
 def test_the_page_has_every_section(card):
-    page = card_markdown(card)
+    page = page_of(card)
     assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == TITLES
     assert page.startswith("# Recipe card, version 1") and sentence(card) in page
     assert card.provenance.hours == {"cpu": 18.0} and card.provenance.seeds == [0, 1, 2]
@@ -164,12 +156,12 @@ def test_node_hours_of_a_cluster_are_summed_over_the_runs_that_have_them(runs, c
     on_nodes = [0.25, 0.5, *[None] * (len(runs) - 2)]
     made = provenance_of(runs.assign(node_hours=on_nodes), runs, card.recipe, [])
     assert made.node_hours == 0.75
-    assert "h on cpu; 0.75 node hours on a cluster" in card_markdown(card.model_copy(update={"provenance": made}))
+    assert "h on cpu; 0.75 node hours on a cluster" in page_of(card.model_copy(update={"provenance": made}))
 
 
 def test_names_from_the_store_cannot_inject_markup():
     card = derive_card(sweep(planted, corpus="hub:a <b>`x`|y", seed=2))
-    assert "Seen only on corpus hub:a &lt;b>'x'/y" in card_markdown(card)
+    assert "Seen only on corpus hub:a &lt;b>'x'/y" in page_of(card)
 
 
 def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
@@ -200,7 +192,7 @@ def test_two_settings_never_run_together_come_with_the_sweep_that_tests_them(tmp
     assert planned == [RunConfig(seed=4, **cell) for cell in ({}, LNS, DECAY, {**LNS, **DECAY})]
     assert derive_card(runs.assign(tuned_fields="lr", tuned_by="val_loss")).recipe.tried == {"lr": [0.001]}
     tried = card.model_copy(update={"recipe": card.recipe.model_copy(update={"tried": {"lr": [0.001, 0.002, 0.004]}})})
-    again = build(SweepDefinition, yaml.safe_load(pair_yaml(tried)), "pair")
+    again = build(SweepDefinition, pair_fields(tried), "pair")
     assert again.tune == {"lr": [0.001, 0.002, 0.004]} and not {*again.tuning_seeds} & {*again.seeds}
 
 

@@ -12,10 +12,10 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.recipe.build_card import derive_card, trials_of, with_trial
-from sparsedepth.recipe.card import write_card
+from sparsedepth.recipe.card import recipe_table, write_card
 from sparsedepth.recipe.choose import Evidence, derive
-from sparsedepth.recipe.text import card_markdown, ingredient_texts, trial_text, verification_text
 from sparsedepth.recipe.verify import configurations, fresh_seeds, hold_out, verification_fields, verified
+from sparsedepth.words.recipe import card_markdown, ingredient_texts, trial_text, verification_text
 
 LNS, MOE = {"depth_scale": "lns"}, {"n_experts": 8, "top_k": 2}
 WITHOUT_LNS, WITHOUT_MOE = "without depth_scale=lns", "without n_experts=8"
@@ -106,7 +106,7 @@ def test_a_card_says_that_earlier_verifications_count(card):
     for _ in range(3):
         latest = verified(latest, results(card, {"recipe": 2.9945}, [3, 4, 5]), [3, 4, 5])
         text = verification_text(latest)
-        assert text in card_markdown(latest)
+        assert text in card_markdown(latest, recipe_table(latest))
         shown.append(text)
     assert "after correction" not in shown[0]
     assert shown[1].endswith("after correction for 1 earlier verification")

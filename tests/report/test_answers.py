@@ -9,6 +9,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.report import answers
 from sparsedepth.report.answers import answer
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.report import whole_answer
 
 SEEDS = [0, 1, 2, 3]
 NOISE = [0.0, 0.02, -0.03, 0.01]
@@ -125,7 +126,7 @@ def test_the_commands_answer_in_few_lines(tmp_path):
                 make_run(tmp_path, config, measured(config))
     with open_store(tmp_path) as store:
         for name in ("variance", "depth"):
-            lines = answer(store, name).text(100).splitlines()
+            lines = whole_answer(answer(store, name), 100).splitlines()
             assert 3 < len(lines) <= 25 and max(map(len, lines)) <= 100, name
     out, _ = sparsedepth("query", tmp_path, "--ask", "depth", "--format", "csv")
     assert out.splitlines()[0].startswith("outcome,unit,") and len(out.splitlines()) == 3

@@ -15,7 +15,6 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.forest import cells_of_store, effects_of
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Verification, write_card
-from sparsedepth.recipe.text import effect_text, sentence
 from sparsedepth.recipe.verify import with_verification
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
@@ -23,6 +22,7 @@ from sparsedepth.report.page import advice_of, write_report
 from sparsedepth.report.tables import cell, table_of, table_of_effects
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.recipe import effect_text, sentence
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_card_holds_all_its_fields(contents):
 
 def test_the_card_page_has_no_links(card, monkeypatch):
     hostile = "# a\n\n[b](http://evil) ![c](http://evil/c.png) <http://evil> <b>d</b>\n\n| e |\n| --- |\n| **f** |\n"
-    monkeypatch.setattr(report_page, "card_markdown", lambda card: hostile)
+    monkeypatch.setattr(report_page, "card_markdown", lambda *_: hostile)
     page = report_page.card_html(card)
     assert "<h3>a</h3>" in page and "<td><strong>f</strong></td>" in page
     assert not re.search(r"<a |<img|<b>|href=|src=", page)

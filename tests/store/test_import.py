@@ -15,7 +15,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.text import to_yaml
+from sparsedepth.recipe.files import to_yaml
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import checksum_of

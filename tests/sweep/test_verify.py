@@ -8,7 +8,7 @@ from support.tiny_sweep import BASE, corpus, sparsedepth, table
 from sparsedepth.config.run import RunConfig
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import read_card
-from sparsedepth.recipe.text import write_page
+from sparsedepth.recipe.files import write_page
 
 
 @pytest.fixture

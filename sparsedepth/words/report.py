@@ -1,0 +1,208 @@
+"""Words of the report and of the questions on variance and depth: their answers, and the findings in sentences."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.words.best import degenerate_text
+from sparsedepth.words.chain import caution_line
+from sparsedepth.words.differences import baseline_text, data_text, depth_text
+from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text
+from sparsedepth.words.plain_text import counted, sentence_of, wrapped
+from sparsedepth.words.recipe import sentence, tests_lines, verification_text
+from sparsedepth.words.scaling import flops_text
+from sparsedepth.words.table import fitted_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsedepth.effects.cells import Cells
+    from sparsedepth.effects.chain import LinkEvidence
+    from sparsedepth.report.answers import Answer
+    from sparsedepth.report.content import Findings
+    from sparsedepth.store.best import Ranking
+
+VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
+SHOWN = ("lower", "higher")
+MOST_NAMED = 2
+NO_COST = "no runs at equal FLOPs: no sentence about cost"
+LINK_MEANINGS = {
+    "causes": "an intervention on the first alone changed the second",
+    "predicts": "it predicts held-out depths, which does not show a cause",
+    "associated": "an association, which does not show a cause",
+}
+"""Verdict on a link -> its meaning; the strongest first."""
+
+
+def whole_answer(answer: "Answer", width: int | None = None) -> str:
+    """Sentence, table and notes."""
+    if answer.whole:
+        return answer.whole
+    head = wrapped([answer.sentence], width)
+    table = fitted_table(answer.table, answer.optional, width).text if answer.table.rows else ""
+    return f"{head}{table}\n{wrapped(answer.notes, width) if table else ''}".rstrip("\n")
+
+
+# Variance
+
+
+def variance_sentence(variance: "pd.DataFrame") -> str:
+    """On the deepest depth with an effect."""
+    judged = variance[variance["estimate"].notna()]
+    if judged.empty:
+        return f"No setting is compared in its residual variance: {variance['reason'].iloc[-1]}."
+    depth = judged["n_layers"].max()
+    at = variance[variance["n_layers"] == depth]
+    lower, higher, decided = ([*at.loc[at["verdict"] == word, "setting"]] for word in (*SHOWN, "lr decides"))
+    if lower or higher:
+        shown = [(word, names) for word, names in (("lower", lower), ("raise", higher)) if names]
+        first, *second = (f"{_named(names)} {word}{'s' * (len(names) == 1)}" for word, names in shown)
+        text = f"At {depth} layers {first} the residual variance{''.join(f', and {other} it' for other in second)}"
+    else:
+        text = f"At {depth} layers no setting is shown to change the residual variance{_missed(at)}"
+    return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."
+
+
+def variance_notes(cells: "Cells", turned: Sequence[Mapping[str, Any]], caution: str, n_more: int) -> tuple[str, ...]:
+    """`turned`: settings of another sign at own lr; `caution`: on the form of usefulness; `n_more`: settings that are
+    not in the table."""
+    decides = f"; lr decides: not shown, or of another sign, at the {cells.field} of one side" * cells.at_equal_lr
+    notes = (
+        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers"
+        f"{compared_at(cells.field, cells.at_equal_lr)}, with 95% interval; verdict_at: by depth; lower, higher: "
+        f"adjusted p below {ALPHA}{decides}",
+        *map(own_lr_line, turned),
+        "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
+        *((baseline_text(cells.settings), data_text(cells.settings)) if cells.settings else ()),
+        budget_text(cells),
+        caution,
+        f"{n_more} more settings: --format csv" if n_more else "",
+    )
+    return tuple(filter(None, notes))
+
+
+def _named(settings: Sequence[str]) -> str:
+    """'depth_scale=lns, weight_decay=1 and 3 more settings', those of the fewest fields first."""
+    ordered = sorted(settings, key=lambda name: name.count(","))
+    named = ordered[:MOST_NAMED] if len(ordered) > MOST_NAMED + 1 else ordered
+    if len(ordered) > len(named):
+        named = [*named, counted(len(ordered) - len(named), "more setting")]
+    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+
+
+def _missed(rows: "pd.DataFrame") -> str:
+    """'; a change smaller than about 0.5 nat/token would probably not have been seen'."""
+    if rows["detectable"].isna().all():
+        return ""
+    size, unit = rows["detectable"].median(), rows["unit"].iloc[0]
+    is_ratio = unit == "ln ratio"
+    factor = "a factor nearer to 1 than about " if is_ratio else "a change smaller than about "
+    named = f"{size_text(abs(size), unit, times='')}{'' if is_ratio else f' {unit}'}"
+    return f"; {factor}{named} would probably not have been seen"
+
+
+# Depth
+
+
+def depth_sentence(compared: Mapping[str, "pd.DataFrame"], cells: "Cells") -> str:
+    """`compared`: basis ('tokens', 'flops', or 'none' alone) -> rows of the depths at this basis."""
+    if "none" in compared:
+        return f"The depths differ in tokens and in FLOPs: what depth alone does is not shown; {NO_COST}."
+    parts = []
+    for basis, name in (("tokens", "tokens"), ("flops", "FLOPs")):
+        rows = compared[basis]
+        if rows.empty:
+            parts.append(NO_COST if basis == "flops" else "no runs at equal tokens")
+            continue
+        shown = rows[rows["verdict"].isin(SHOWN)].sort_values("estimate")
+        if shown.empty:
+            text = f"no depth is shown to have another {cells.outcome}{_missed(rows)}"
+        else:
+            best = shown.iloc[0]
+            less = "less" if best["estimate"] < 0 else "more"
+            size = f"{abs(best['estimate']):.3g} {cells.unit}"
+            text = f"{best['n_layers']} layers have {size} {less} {cells.outcome} than {int(rows['n_layers'].min())}"
+            if basis == "flops":
+                text += f": depth {'earns' if less == 'less' else 'does not earn'} its cost"
+        budget = f" ({flops_text(rows['train_flops'].mean())})" if basis == "flops" else ""
+        parts.append(f"at equal {name}{budget} {text}")
+    return sentence_of("; ".join(parts))
+
+
+def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) -> tuple[str, ...]:
+    """`columns`: of the table; `reasons`: '16 layers: ...' for withheld verdicts."""
+    own = f", each at its own {cells.field}" if cells.field else ""
+    seen = f", with 95% interval; detectable: the effect that would have been seen ({POWER:.0%} power)"
+    seen *= "lo" in columns
+    notes = (
+        f"effect: {cells.outcome} minus that of the shallowest depth [{cells.unit}]{own}{seen}",
+        "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
+        "" if NEEDED in columns else f"{NEEDED} was measured in no run (measure: usefulness)",
+        *reasons,
+        *((*depth_text(cells.settings).splitlines(), baseline_text(cells.settings)) if cells.settings else ()),
+    )
+    return tuple(filter(None, notes))
+
+
+# The summary
+
+
+def summary(found: "Findings", n_failed: int) -> Iterator[str]:
+    """The findings as sentences, the most important first."""
+    card = found.card
+    if card:
+        yield from (sentence(card), *found.answers)
+        if card.verification:
+            yield f"The recipe was {verification_text(card)}."
+        if card.tests:
+            yield f"Tests: {'; '.join(' '.join(line.split()) for line in tests_lines(card))}."
+    yield _counts(found)
+    if found.n_effects:
+        effects = counted(found.n_effects, "effect")
+        yield f"{found.n_shown} of {effects} are shown to be lower or higher (table of effects)."
+    yield from (f"{effect_sentence(row)}." for row in found.largest.to_dict("records"))
+    yield from map(link_sentence, found.links)
+    yield from (f"{caution_line(caution)}." for caution in found.cautions)
+    if n_failed:
+        yield f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below."
+
+
+def link_sentence(evidence: "LinkEvidence") -> str:
+    link = evidence.within
+    assert link.rho is not None and link.lo is not None and link.hi is not None
+    return (
+        f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
+        f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')} of "
+        f"{counted(link.n_settings, 'combination')} of settings): "
+        f"{LINK_MEANINGS[evidence.verdict]}."
+    )
+
+
+def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[str]:
+    """The best proposal, cautions, and the commands for more. `search`: what it was; `folders`: as in a command."""
+    value = ranking.table.records()[0][ranking.by]
+    shown = "no value" if value is None else f"{value:.4g}"
+    setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
+    yield f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {shown} at {setting}."
+    if degenerate := degenerate_text(ranking):
+        yield f"{degenerate}."
+    yield sentence_of(f"{search}: sparsedepth best {folders} --again again.yaml")
+    yield f"What each axis does: sparsedepth effects {folders}."
+
+
+def _counts(found: "Findings") -> str:
+    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
+    parts, results = [], found.results
+    if results is not None and results.empty:
+        parts.append(f"{counted(found.n_trained, 'run')} of tuning, and none of the results yet")
+    elif results is not None:
+        finished, depths = results[results["outcome"] == "ok"], ", ".join(map(str, sorted({*results["n_layers"]})))
+        n_seeds = finished.groupby("cell_id")["seed"].nunique()
+        seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
+        parts.append(
+            f"{counted(len(finished), 'run')} of {counted(len(n_seeds), 'configuration')} finished, "
+            f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
+        )
+    if found.n_models:
+        parts.append(f"{counted(found.n_models, 'model')} measured without a known training configuration")
+    return f"{'; '.join(parts)}."
