@@ -300,7 +300,8 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         if corpus_name(config.corpus).origin == "files" and place.is_dir():
             rest, n_files = left_out(config.corpus), counted(len(local_files(config.corpus)), "file")
             told = f"read {train.documents + val.documents:,} documents in {n_files}"
-            print("; left out: ".join([told, *filter(None, [", ".join(rest)])]), file=sys.stderr)
+            if rest:
+                print(f"{told}; left out: {', '.join(rest)}", file=sys.stderr)
         manifest = Manifest(
             data_id=folder.name,
             data_hash=digest([train.sha256, val.sha256]),

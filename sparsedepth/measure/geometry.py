@@ -169,7 +169,9 @@ def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments(value: Tensor, defined: bool | Tensor = True) -> Tensor:
     """[..., 2]: the value and a count of 1, or 0 and 0 where undefined. NaN counts, and makes the mean None."""
-    return torch.stack((value, torch.ones_like(value)), dim=-1).where(torch.as_tensor(defined)[..., None], 0)
+    return torch.stack((value, torch.ones_like(value)), dim=-1).where(
+        torch.as_tensor(defined, device=value.device)[..., None], 0
+    )
 
 
 def _mean(moments: np.ndarray) -> np.ndarray:

@@ -133,7 +133,9 @@ def _inputs(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dr
     raise KernelInputs(q_BHTK, k_BGTK)
 
 
-KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference, "inputs": _inputs}
+KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference}
+INPUTS = "inputs"
+"""In place of a kernel's name: what a kernel would get."""
 
 
 class Attention(nn.Module):
@@ -169,7 +171,7 @@ class Attention(nn.Module):
     def kernel_inputs(self, x_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK as the kernel gets them, by the forward pass itself, whatever it does to
         them: their `attention_rows` are the weights."""
-        kernel, self.kernel = self.kernel, "inputs"
+        kernel, self.kernel = self.kernel, INPUTS
         try:
             self.forward(x_BTD, context)
         except KernelInputs as inputs:
@@ -194,7 +196,8 @@ class Attention(nn.Module):
     def attended(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context) -> Tensor:
         """The attended values of all heads side by side: input of the output projection."""
         v_BGTK, dropout = self.mixed_values(v_BGTK, context), self.dropout if self.training else 0.0
-        return KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, context, dropout).transpose(1, 2).flatten(2)
+        kernel = _inputs if self.kernel == INPUTS else KERNELS[self.kernel]
+        return kernel(q_BHTK, k_BGTK, v_BGTK, context, dropout).transpose(1, 2).flatten(2)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         q_BTX, k_BTX, v_BTX = project_together(x_BTD, self.query, self.key, self.value)

@@ -275,7 +275,11 @@ def test_tuning_goes_on_without_a_run_that_was_pruned_or_failed_and_its_results_
     result, summary = driver._result(driver.queue), sweep_summary(tmp_path)
     assert len(run_ids(tmp_path)) == n_complete == summary.counts["complete"]
     assert {state.state for state in result.states} == {"complete", how} == set(summary.counts)
-    assert result.unfinished == (2 if how == "failed" else 0) and summary.remarks == ()
+    assert result.unfinished == (2 if how == "failed" else 0) and (
+        summary.n_diverged,
+        summary.judgements,
+        summary.n_others,
+    ) == (0, (), 0)
 
 
 def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp_path):

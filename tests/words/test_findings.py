@@ -1,0 +1,62 @@
+"""Sentences of findings, which other tests meet in processes of their own: links, laws, crossovers, effects."""
+
+from pathlib import Path
+from types import SimpleNamespace as Record
+
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words import captions, effects, report, scaling
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_a_link_says_its_sign_and_its_interval():
+    within = Record(cause="weight_sparsity", effect="usefulness", rho=-0.5, lo=-0.8, hi=-0.1, n_runs=24, n_settings=8)
+    said = report.link_sentence(Record(within=within, verdict="associated"))
+    assert said.startswith(
+        "At equal depth, more weight_sparsity goes with less usefulness (Spearman -0.50, 95% interval -0.80 to -0.10, "
+        "24 runs of 8 combinations of settings): "
+    )
+
+
+def test_models_without_a_run_are_counted():
+    assert captions.models_note(0) == ""
+    assert captions.models_note(1).startswith(" 1 model measured without a training configuration: ")
+
+
+def test_what_is_independent_in_a_law():
+    assert [scaling.units_text(Record(has_clusters=has)) for has in (True, False)] == ["clusters", "points"]
+
+
+def test_multipliers_are_a_table_and_what_was_left_out():
+    table = QueryResult(columns=("n_layers", "multiplier", "setting"), rows=((12, 1.25, "depth_scale=lns"),))
+    lines = scaling.speedup_lines(Record(table=table, at_largest=[], refused=["n_layers=4: 2 budgets"]))
+    assert "1.250  depth_scale=lns" in lines[1] and lines[2:] == ["left out: n_layers=4: 2 budgets"]
+
+
+def test_an_effect_and_what_it_is_at_own_lr():
+    row = {
+        "question": "setting",
+        "setting": "depth_scale=lns",
+        "n_layers": 12,
+        "outcome": "val_loss",
+        "unit": "nat/token",
+    }
+    row |= {"unit": "nat/token", "estimate": 0.034, "lo": 0.018, "hi": 0.051, "seeds": 5, "verdict": "higher"}
+    assert effects.effect_sentence(row) == (
+        "n_layers=12, depth_scale=lns: val_loss higher, +0.034 nat/token (95% interval +0.018 to +0.051, 5 seeds)"
+    )
+    row |= {"unit": "ln ratio", "estimate_own_lr": 1.0367, "lr_baseline": 0.003, "lr": 0.012}
+    said = "depth_scale=lns at n_layers=12: x2.82 with each side at its own lr (0.003 -> 0.012)"
+    assert effects.own_lr_line(row) == said
+
+
+def test_the_law_and_the_crossovers_of_committed_results(command):
+    out, _ = command("scaling", "fit", RESULTS / "depth_study_two_depths", "--bootstrap", 0)
+    assert "warning: 70 points have 3 shapes and budgets" in out
+    out, _ = command("scaling", "depth", RESULTS / "equal_flops_trial_tuned")
+    assert "n_layers=32: worth its cost from 1.1e13 FLOPs" in " ".join(out.split())
+
+
+def test_a_ranking_says_what_its_costs_are_relative_to(command):
+    out, _ = command("best", RESULTS / "equal_flops_trial_tuned")
+    assert "relative to the baseline" in out
