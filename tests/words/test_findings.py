@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace as Record
 
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words import captions, effects, report, scaling
+from sparsedepth.words import captions, differences, effects, report, scaling
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -57,6 +57,10 @@ def test_the_law_and_the_crossovers_of_committed_results(command):
     assert "n_layers=32: worth its cost from 1.1e13 FLOPs" in " ".join(out.split())
 
 
-def test_a_ranking_says_what_its_costs_are_relative_to(command):
-    out, _ = command("best", RESULTS / "equal_flops_trial_tuned")
-    assert "relative to the baseline" in out
+def test_costs_say_what_they_are_relative_to():
+    baseline = Record(params=124128, flops=6.393e11, knobs={"n_layers": 12})
+    settings = Record(baseline=baseline, varying=("lr", "n_layers"))
+    assert differences.cost_text(settings, ("seeds", "params")) == (
+        "params: relative to the baseline with 12 layers (124128)"
+    )
+    assert differences.cost_text(settings, ("seeds",)) == ""
