@@ -298,10 +298,11 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         saved, rest = unfinished / TOKENIZER_FILE, list[str]()
         place = local_path(corpus_name(config.corpus).place)
         if corpus_name(config.corpus).origin == "files" and place.is_dir():
-            rest, n_files = left_out(config.corpus), counted(len(local_files(config.corpus)), "file")
+            rest = left_out(config.corpus)
+        if rest:
+            n_files = counted(len(local_files(config.corpus)), "file")
             told = f"read {train.documents + val.documents:,} documents in {n_files}"
-            if rest:
-                print(f"{told}; left out: {', '.join(rest)}", file=sys.stderr)
+            print(f"{told}; left out: {', '.join(rest)}", file=sys.stderr)
         manifest = Manifest(
             data_id=folder.name,
             data_hash=digest([train.sha256, val.sha256]),

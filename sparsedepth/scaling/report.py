@@ -144,6 +144,7 @@ class Doubts:
 
 
 def doubts(fitted: FittedLaw) -> Doubts:
+    """What limits a fit: few or shared clusters, a flat cost, terms that trade against each other, weak exponents."""
     n_clusters = len(fitted.clusters.sizes)
     predictors = [name for name in fitted.points.columns if name not in ("loss", "model_size", CLUSTER)]
     n_shapes = len(fitted.points.drop_duplicates(predictors))
