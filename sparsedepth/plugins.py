@@ -10,9 +10,10 @@ results folder names one. The records are read while the tables of ours are made
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,6 +31,14 @@ class Plugin:
     module: ModuleType
     code: str
     """12 hex digits of the module's file."""
+    file: str
+    is_installed: bool = False
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Its measure, and its tasks as corpora."""
+        measures = [measure.name] if (measure := self.get("MEASURE")) else []
+        return (*measures, *(f"task:{name}" for name in self.get("TASKS", {})))
 
     def get(self, part: str, default: Any = None) -> Any:
         return getattr(self.module, part, default)
@@ -53,24 +62,31 @@ def name_on_command_line(words: Sequence[str]) -> list[str]:
     return rest
 
 
-def load() -> tuple[Plugin, ...]:
+def load(check: Callable[[Plugin], None] = lambda plugin: None) -> tuple[Plugin, ...]:
     """The named and the installed ones, for `quantities.measured.PLUGINS`, which the others ask. Raises ValueError for
-    a named one that does not import or has nothing of ours; warns of an installed one."""
-    plugins = [_named(Path(file)) for file in os.environ.get(VARIABLE, "").split("\n") if file]
+    a named one that does not import, has nothing of ours, or of which `check` raises; warns of an installed one."""
+    plugins = [_named(Path(file), check) for file in os.environ.get(VARIABLE, "").split("\n") if file]
     points = entry_points()  # every installed package is looked at: once
     installed = {point.value: point for group in GROUPS for point in points.select(group=group)}
     for point in installed.values():
         try:
-            plugins.append(_plugin(point.name, point.load()))
+            check(plugin := _plugin(point.name, point.load(), is_installed=True))
+            plugins.append(plugin)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit
-            told = f"the installed plugin {point.name} ({point.value}) is left out: {_text(error)}"
+            told = f"the installed plugin {point.name} ({point.value}) is left out: {error_text(error)}"
             warnings.warn(told, stacklevel=2)
     return tuple(plugins)
 
 
-def _named(file: Path) -> Plugin:
+def used(plugins: Iterable[Plugin], names: Container[str]) -> dict[str, dict[str, str]]:
+    """Measure or corpus -> the code and file of the plugin that makes it, of those with these names."""
+    made = ((name, plugin) for plugin in plugins for name in plugin.makes if name in names)
+    return {name: {"code": plugin.code, "file": plugin.file} for name, plugin in made}
+
+
+def _named(file: Path, check: Callable[[Plugin], None]) -> Plugin:
     name = f"sparsedepth_plugin_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -78,40 +94,58 @@ def _named(file: Path) -> Plugin:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return _plugin(file.stem, module)
+        check(plugin := _plugin(file.stem, module))
+        return plugin
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit
-        raise ValueError(f"--plugin {file} does not import: {_text(error)}") from None
+        raise ValueError(f"--plugin {file} cannot be used: {error_text(error)}") from None
 
 
-def _plugin(name: str, module: ModuleType) -> Plugin:
+def _plugin(name: str, module: ModuleType, is_installed: bool = False) -> Plugin:
     if not any(hasattr(module, part) for part in PARTS):
         raise ValueError(f"it has none of {', '.join(PARTS)}")
-    if hasattr(module, "MEASURE") and not (hasattr(module, "QUANTITIES") and callable(getattr(module, "add_rows", 0))):
-        raise ValueError("it has a MEASURE, and no QUANTITIES or no function add_rows(context, rows)")
-    if hasattr(module, "TASKS") and not callable(getattr(module, "draw", 0)):
-        raise ValueError("it has TASKS, and no function draw(task, draws, n_sequences, seq_len, held_out)")
-    quantities = getattr(module, "QUANTITIES", ())
-    if not isinstance(quantities, Sequence) or not all(
-        isinstance(getattr(each, "name", 0), str) for each in quantities
+    for part, function in (("MEASURE", "add_rows"), ("TASKS", "draw")):
+        if hasattr(module, part) and not callable(getattr(module, function, None)):
+            raise ValueError(f"it has {part}, and no function {function}; docs/adding.md shows one")
+    for part, is_right, wanted in (
+        ("TASKS", _is_task, "{'n_tokens': 2, 'shortest': 2} for each name"),
+        ("FIGURES", _is_figure, "(function of a store, meaning) for each name"),
     ):
-        raise ValueError("its QUANTITIES are no list of quantities (`sparsedepth.quantities.record`)")
-    if hasattr(module, "MEASURE") and not isinstance(getattr(module.MEASURE, "name", 0), str):
-        raise ValueError("its MEASURE is no measure (`sparsedepth.quantities.record`)")
-    for part in ("TASKS", "FIGURES"):
-        if not isinstance(getattr(module, part, {}), Mapping):
-            raise ValueError(f"its {part} are no mapping by name")
+        given = getattr(module, part, {})
+        if not isinstance(given, Mapping) or not all(map(is_name, given)) or not all(map(is_right, given.values())):
+            raise ValueError(f"its {part} must be a mapping by names such as my_name: {wanted}")
     assert module.__file__ is not None
-    return Plugin(name, module, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12])
+    file = Path(module.__file__)
+    return Plugin(name, module, hashlib.sha256(file.read_bytes()).hexdigest()[:12], file.name, is_installed)
 
 
-def refuse_known(kind: str, plugin: Plugin, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError for a name of a plugin that is taken."""
-    if taken := sorted({*names} & {*known}):
-        raise ValueError(f"the plugin {plugin.name} has a {kind} {taken[0]!r}, a name that is taken; choose another")
+def is_name(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch("[a-z][a-z0-9_]*", name) is not None
 
 
-def _text(error: BaseException) -> str:
+def _is_task(of: Any) -> bool:
+    return isinstance(of, Mapping) and all(type(of.get(key)) is int and of[key] > 0 for key in ("n_tokens", "shortest"))
+
+
+def _is_figure(of: Any) -> bool:
+    return isinstance(of, tuple) and len(of) == 2 and callable(of[0]) and isinstance(of[1], str)
+
+
+def is_accepted(plugin: Plugin, kind: str, names: Iterable[str], known: Iterable[str]) -> bool:
+    """Whether none of a plugin's names is taken; of an installed one with a warning. Raises ValueError for a named
+    one."""
+    if not (taken := sorted({*names} & {*known})):
+        return True
+    kind = f"the {'installed ' * plugin.is_installed}plugin {plugin.name} has a {kind}"
+    told = f"{kind} {taken[0]!r}, a name that is taken"
+    if not plugin.is_installed:
+        raise ValueError(f"{told}; choose another")
+    warnings.warn(f"{told}: it is left out", stacklevel=2)
+    return False
+
+
+def error_text(error: BaseException) -> str:
+    """One line, with the type where that says something."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

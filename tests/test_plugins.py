@@ -13,6 +13,7 @@ import yaml
 
 from sparsedepth import plugins
 from sparsedepth.quantities import measured
+from sparsedepth.store import schema
 
 PACKAGE = Path(__file__).parent / "support" / "plugin"
 MEASURE, TASK, FIGURE = (PACKAGE / "block_rms_plugin" / f"{name}.py" for name in ("measure", "task", "figure"))
@@ -87,10 +88,10 @@ def test_an_installed_package_is_measured_ranked_and_drawn(swept, tmp_path):
 def test_the_code_stands_in_the_manifest_and_in_the_identity_of_what_is_trained(swept, tmp_path):
     results, _ = swept
     run = next((results / "runs").iterdir())
-    plugins = json.loads((run / "manifest.json").read_text())["plugins"]
-    assert {"block_rms", "parity"} <= plugins.keys()
+    made = json.loads((run / "manifest.json").read_text())["plugins"]
+    assert {name: by["file"] for name, by in made.items()} == {"block_rms": "measure.py", "task:parity": "task.py"}
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["task_code"] == plugins["parity"]
+    assert config["task_code"] == made["task:parity"]["code"]
     changed = tmp_path / "task.py"
     changed.write_text(TASK.read_text() + "\n# another task\n")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "measures": ["loss"]}))
@@ -101,29 +102,72 @@ def test_the_code_stands_in_the_manifest_and_in_the_identity_of_what_is_trained(
 def test_a_folder_is_read_without_the_plugin_of_its_measure(swept, tmp_path):
     results, _ = swept
     _, err = sparsedepth(f"query {results} 'select count(*) from runs'", code=2)
-    assert "name its file with --plugin" in err  # its task is of a plugin, too
-    (out,), _ = sparsedepth(f"query {results} 'select count(*) n from runs' --plugin {TASK} --format json")
+    assert "is of the plugin task.py, which is not loaded; name its file with --plugin" in err and err.count("\n") == 1
+    (out,), err = sparsedepth(f"query {results} 'select count(*) n from runs' --plugin {TASK} --format json")
     assert json.loads(out) == [{"n": 4}]
+    assert "block_rms was measured by a plugin that is not loaded; name its file: --plugin measure.py" in err
 
 
-def test_installed_and_named_clash(swept):
+def test_numbers_of_different_code_are_told_and_not_compared(swept, tmp_path):
+    """A plugin that changed between two runs, and one that is renamed and does the same."""
+    results, _ = swept
+    copy = shutil.copytree(results, tmp_path / "results", ignore=shutil.ignore_patterns(".cache", "study*"))
+    (tmp_path / "renamed.py").write_text(MEASURE.read_text())
+    changed = tmp_path / "changed" / "measure.py"
+    changed.parent.mkdir()
+    changed.write_text(MEASURE.read_text().replace("** 0.5", "** 0.5 * 3"))
+    config = {**RUN, "seed": 9}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    train = f"train {tmp_path}/run.yaml --plugin {TASK}"
+    _, err = sparsedepth(f"{train} --out {copy} --plugin {changed}", code=2)
+    assert "the plugin measure.py has changed since run" in err.splitlines()[-1]
+    sparsedepth(f"{train} --out {copy} --plugin {tmp_path}/renamed.py")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**RUN, "seed": 10}))
+    sparsedepth(f"{train} --out {tmp_path}/other --plugin {changed}")
+    folders = f"{copy} {tmp_path}/other --plugin {changed} --plugin {TASK}"
+    for command in (f"best {folders} --by block_rms", f"effects {folders} --by block_rms"):
+        _, err = sparsedepth(command, code=2)
+        assert "block_rms was measured by plugins of different code: measure.py" in err
+    (by_loss, one_code, _), err = sparsedepth(
+        f"best {folders} --by val_loss",
+        f"best {copy} --by block_rms --plugin {MEASURE} --plugin {TASK}",
+        f"query {folders} 'select count(*) from runs'",
+    )
+    assert "rank" in by_loss and "rank" in one_code
+    assert "measured block_rms with different code" in err and "rms was measured by a plugin that is" not in err
+
+
+def test_a_named_file_comes_before_an_installed_package_of_its_name(swept):
     results, installed = swept
-    _, err = sparsedepth(f"status {results} --plugin {MEASURE}", code=2, **installed)
-    assert "a name that is taken" in err
+    _, err = sparsedepth(f"status {results} --plugin {MEASURE}", **installed)
+    assert "warning: the installed plugin block_rms has a measure 'block_rms', a name that is taken: it is left" in err
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import no_such_module", "does not import: ModuleNotFoundError"),
+        ("import no_such_module", "cannot be used: ModuleNotFoundError"),
         ("x = 1", "has none of MEASURE, TASKS, FIGURES"),
-        ("MEASURE = 1", "no QUANTITIES or no function add_rows"),
-        ("TASKS = {}", "no function draw"),
-        ("import sys\nsys.exit(0)", "does not import: SystemExit: 0"),
-        ("class Stop(BaseException): ...\nraise Stop('now')", "does not import: Stop: now"),
-        ("MEASURE = 1\nQUANTITIES = 2\ndef add_rows(context, rows): ...", "its QUANTITIES are no list of quantities"),
-        ("MEASURE = 1\nQUANTITIES = []\ndef add_rows(context, rows): ...", "its MEASURE is no measure"),
-        ("FIGURES = ['dots']", "its FIGURES are no mapping by name"),
+        ("MEASURE = 1", "it has MEASURE, and no function add_rows"),
+        ("TASKS = {}", "it has TASKS, and no function draw"),
+        (TASK.read_text().replace("TASKS = {", "TASKS = [] and {"), "its TASKS must be a mapping by names"),
+        (TASK.read_text().replace('"n_tokens": 2', '"n_tokens": "2"'), "its TASKS must be a mapping by names"),
+        (TASK.read_text().replace('"parity":', '"a b":'), "its TASKS must be a mapping by names"),
+        ("import sys\nsys.exit(0)", "cannot be used: SystemExit: 0"),
+        ("class Stop(BaseException): ...\nraise Stop('now')", "cannot be used: Stop: now"),
+        ("MEASURE = 1\nQUANTITIES = 2\ndef add_rows(context, rows): ...", "its MEASURE is no Measure"),
+        (MEASURE.read_text().replace("QUANTITIES = [", "QUANTITIES = 2 or ["), "its QUANTITIES are no list"),
+        (MEASURE.read_text().replace("QUANTITIES = [", "QUANTITIES = [1] or ["), "its QUANTITIES are no list"),
+        (MEASURE.read_text().replace('Quantity("block_rms"', 'Quantity("block rms"'), "must be a name such as"),
+        (MEASURE.read_text().replace('Measure("block_rms"', "Measure(3"), "3 must be a name such as"),
+        (MEASURE.read_text().replace('"rms of u_l"', "3"), "cannot be used: AttributeError"),
+        (MEASURE.read_text().replace('("runs", "layers")', '("run",)'), r"has tables \('run',\); choose from runs"),
+        (MEASURE.read_text().replace("(1, 0)", "3"), "cannot be used: TypeError"),
+        (MEASURE.read_text().replace("(1, 0)", "(1, -1)"), r"costs \(1, -1\) passes; two numbers"),
+        (MEASURE.read_text().replace("sizes: (", "sizes: sizes.depth and ("), "cannot be used: AttributeError"),
+        ("FIGURES = ['dots']", "its FIGURES must be a mapping by names"),
+        ("FIGURES = {'dots': print}", "its FIGURES must be a mapping by names"),
+        ("FIGURES = {'dots': (print, 3)}", "its FIGURES must be a mapping by names"),
         (MEASURE.read_text().replace('Measure("block_rms"', 'Measure("variance"'), "a measure 'variance'"),
         (MEASURE.read_text().replace('Quantity("block_rms"', 'Quantity("val_loss"'), "a quantity 'val_loss'"),
     ],
@@ -133,15 +177,61 @@ def test_a_plugin_that_cannot_be_used_is_refused(text, reason, tmp_path, monkeyp
     file.write_text(text)
     monkeypatch.setenv(plugins.VARIABLE, str(file))
     with pytest.raises(ValueError, match=reason):
-        monkeypatch.setattr(measured, "PLUGINS", plugins.load())
         measured._with_plugins()
+
+
+@pytest.mark.parametrize("name", ["lr", "outcome", "device", "tuning", "source", "run_id", "val_loss_lo"])
+def test_a_quantity_that_shadows_a_column_is_refused_by_name(name, tmp_path, monkeypatch):
+    """Also an end of an interval of ours."""
+    file = tmp_path / "mine.py"
+    file.write_text(MEASURE.read_text().replace('Quantity("block_rms"', f'Quantity("{name}"'))
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    (plugin,) = plugins.load()
+    with pytest.raises(ValueError, match=f"the plugin mine has a quantity '{name}', which is a column of runs already"):
+        schema.refuse_taken(plugin)
+    if name == "lr":
+        _, err = sparsedepth(f"best {tmp_path} --plugin {file}", code=2)
+        assert "a quantity 'lr', which is a column" in err and err.count("\n") == 1
+    file.write_text(MEASURE.read_text())
+    schema.refuse_taken(*plugins.load())
+
+
+BROKEN = {
+    "exits": "import sys\nsys.exit(3)",
+    "nothing": "",
+    "measure": MEASURE.read_text().replace('Measure("block_rms"', 'Measure("variance"'),
+    "task": TASK.read_text().replace('"parity":', '"k_hop":'),
+    "figure": "FIGURES = {'depth': (print, 'mine')}",
+    "failing": "FIGURES = {'mine': (lambda store: 1 / 0, 'fails when it is drawn')}",
+}
+
+
+def test_an_installed_package_that_is_wrong_is_a_warning(swept, tmp_path):
+    results, installed = swept
+    site = tmp_path / "site"
+    (site / "broken").mkdir(parents=True)
+    (site / "broken-1.dist-info").mkdir()
+    (site / "broken-1.dist-info" / "METADATA").write_text("Name: broken\nVersion: 1\n")
+    for name, text in BROKEN.items():
+        (site / "broken" / f"{name}.py").write_text(text)
+    points = "".join(f"{name} = broken.{name}\n" for name in BROKEN) + "attribute = broken.figure:FIGURES\n"
+    (site / "broken-1.dist-info" / "entry_points.txt").write_text(f"[sparsedepth.measures]\n{points}")
+    environment = {"PYTHONPATH": os.pathsep.join([str(site), installed["PYTHONPATH"]])}
+    lines = (f"best {results}", "metrics", "presets", f"plot {results} --figure all -o {tmp_path}/figures")
+    outputs, err = sparsedepth(*lines, **environment)
+    assert "rank" in outputs[0] and "val_loss" in outputs[1] and (tmp_path / "figures" / "dots.png").exists()
+    for name in ("exits (broken.exits)", "nothing (broken.nothing)", "attribute (broken.figure:FIGURES)"):
+        assert f"warning: the installed plugin {name} is left out: " in err
+    for name in ("measure has a measure 'variance'", "task has a task 'k_hop'", "figure has a figure 'depth'"):
+        assert f"warning: the installed plugin {name}, a name that is taken: it is left out" in err
+    assert "ZeroDivisionError" in outputs[3] + err and "Traceback" not in err
 
 
 def test_errors_are_one_line(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import no_such_module")
     _, err = sparsedepth(f"metrics --plugin {file}", code=2)
-    assert "does not import: ModuleNotFoundError" in err and err.count("\n") == 1
+    assert "cannot be used: ModuleNotFoundError" in err and err.count("\n") == 1
     file.write_text("FIGURES = {'depth': (print, '')}")
     _, err = sparsedepth(f"plot {tmp_path} --plugin={file}", code=2)
     assert "a figure 'depth', a name that is taken" in err and err.count("\n") == 1

@@ -13,7 +13,7 @@ from pydantic import Field
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
 from sparsedepth.config.section import WHOLE, Count, Section
-from sparsedepth.plugins import refuse_known
+from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 
 IGNORED = -100
@@ -174,9 +174,13 @@ def _check_code(name: str, code: str, task: TaskConfig) -> None:
         raise ValueError(f"{told}; use it as it was, or leave task_code out")
 
 
-for _plugin in PLUGINS:  # whose code is part of the identity of their runs
-    refuse_known("task", _plugin, _plugin.get("TASKS", {}), TASKS)
+OF_PLUGINS: dict[str, Plugin] = {}
+"""Task -> its plugin, whose code is part of the identity of its runs."""
+for _plugin in PLUGINS:
     for _name, _of in _plugin.get("TASKS", {}).items():
+        if not is_accepted(_plugin, "task", [_name], TASKS):
+            continue
+        OF_PLUGINS[_name] = _plugin
         TASKS[_name] = TaskSpec(
             fields={"task_code": _plugin.code},
             n_tokens=lambda task, n=_of["n_tokens"]: n,

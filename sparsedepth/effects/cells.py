@@ -25,7 +25,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.quantities import unit_of
-from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of, refuse_other_code
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import plain, stored_value
@@ -168,8 +168,11 @@ def read_runs(store: Store, outcome: str) -> pd.DataFrame:
 
 
 def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
-    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
+    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged. Raises
+    ValueError for one that plugins of different code measured."""
     values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
+    if "plugins" in runs.columns:
+        refuse_other_code(outcome, runs.loc[values.notna(), "plugins"].dropna())
     if quantities.is_ratio(outcome):
         values = np.log(values.where(values > 0))
     return values.where(runs["outcome"] == "ok")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import once_per_store, settings_of
-from sparsedepth.plugins import refuse_known
+from sparsedepth.plugins import error_text, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import no_run_text
@@ -47,10 +47,22 @@ class FigureKind:
         if isinstance(load, str):
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
-        drawing: Drawing = load(store, *([run] if self.of_one_run else []))
+            drawing: Drawing = load(store, *([run] if self.of_one_run else []))
+        else:
+            drawing = _of_plugin(load, store)
         of_data, of_folders = _notes(store)
         notes = of_data * (COMPARES_LOSSES in self.traits) + of_folders
         return replace(drawing, page=partial(_with_notes, drawing.page, notes)) if notes else drawing
+
+
+def _of_plugin(load: Callable[[Store], Drawing], store: Store) -> Drawing:
+    """Raises NothingToDraw for whatever the plugin raises."""
+    try:
+        drawing = load(store)
+        drawing.page()  # fails here, where the other figures are drawn nevertheless
+        return replace(drawing)
+    except Exception as error:
+        raise NothingToDraw(f"its plugin failed: {error_text(error)}") from None
 
 
 def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
@@ -207,5 +219,6 @@ FIGURES: dict[str, FigureKind] = {
     )
 }
 for _plugin in PLUGINS:  # {name: (function of a store that returns a Drawing, its meaning)}
-    refuse_known("figure", _plugin, _plugin.get("FIGURES", {}), FIGURES)
-    FIGURES |= {name: FigureKind(*kind, frozenset()) for name, kind in _plugin.get("FIGURES", {}).items()}
+    for _name, (_load, _meaning) in _plugin.get("FIGURES", {}).items():
+        if is_accepted(_plugin, "figure", [_name], FIGURES):
+            FIGURES[_name] = FigureKind(_load, _meaning, frozenset())

@@ -6,9 +6,11 @@ fit of `usefulness` are priced in `sparsedepth.plan.estimate`. A fork of the res
 (`sparsedepth.probe.fork`): on average L / 2 of L blocks for each layer, two thirds of a pass for each pair of layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 from sparsedepth import plugins
 from sparsedepth.quantities.quantity import Measure, Quantity, RunSizes, Table
@@ -327,25 +329,51 @@ _RECORDS: tuple[Quantity, ...] = (
 # fmt: on
 
 
-PLUGINS = plugins.load()
-"""Loaded here, so that ours is ready when their modules import it."""
+_EXAMPLE: Any = SimpleNamespace(
+    n_layers=2, seq_len=8, stream_width=8, n_experts=0, permutation_pairs=None, removal_ranges=None, jacobian_probes=1
+)
 
 
-def _with_plugins() -> tuple[list[Measure], list[Quantity]]:
+def _check(plugin: plugins.Plugin) -> None:
+    """Raises ValueError for a measure of a plugin whose records are wrong."""
+    if (measure := plugin.get("MEASURE")) is None:
+        return
+    own = plugin.get("QUANTITIES", ())
+    if not isinstance(measure, Measure):
+        raise ValueError("its MEASURE is no Measure of sparsedepth.quantities.quantity")
+    if not isinstance(own, Sequence) or not own or not all(isinstance(each, Quantity) for each in own):
+        raise ValueError("its QUANTITIES are no list of Quantity (sparsedepth.quantities.quantity)")
+    if wrong := [name for name in (measure.name, *(each.name for each in own)) if not plugins.is_name(name)]:
+        raise ValueError(f"{wrong[0]!r} must be a name such as my_measure: small letters, digits and _")
+    passes = measure.passes(_EXAMPLE)
+    if len(passes) != 2 or not all(isinstance(number, int | float) and number >= 0 for number in passes):
+        raise ValueError(f"its measure costs {passes!r} passes; two numbers are needed, over blocks and head")
+    for each in own:
+        if not each.tables or not {*each.tables} <= {*get_args(Table)}:
+            raise ValueError(f"{each.name} has tables {each.tables!r}; choose from {', '.join(get_args(Table))}")
+        _ = [*each.columns()], each.axis_label  # raises for a field of another type
+
+
+def _with_plugins() -> tuple[tuple[plugins.Plugin, ...], list[Measure], list[Quantity]]:
     """Ours, then theirs: on request, since the default of `measures` is part of a run's hash. Raises ValueError for a
-    name that is taken."""
-    measures, records = [*_OURS], [*_RECORDS]
-    for plugin in PLUGINS:
-        if measure := plugin.get("MEASURE"):
-            own = plugin.get("QUANTITIES", ())
-            plugins.refuse_known("measure", plugin, [measure.name], [each.name for each in measures])
-            plugins.refuse_known("quantity", plugin, [each.name for each in own], [each.name for each in records])
+    name that is taken; an installed one with such a name is left out."""
+    kept, measures, records = list[plugins.Plugin](), [*_OURS], [*_RECORDS]
+    for plugin in plugins.load(_check):
+        measure, own = plugin.get("MEASURE"), plugin.get("QUANTITIES", ())
+        if measure and not (
+            plugins.is_accepted(plugin, "measure", [measure.name], [each.name for each in measures])
+            and plugins.is_accepted(plugin, "quantity", [each.name for each in own], [each.name for each in records])
+        ):
+            continue
+        kept.append(plugin)
+        if measure:
             measures.append(replace(measure, on_request=True))
             records += [replace(each, measure=measure.name) for each in own]
-    return measures, records
+    return tuple(kept), measures, records
 
 
-_measures, _records = _with_plugins()
+PLUGINS, _measures, _records = _with_plugins()
+"""Loaded here, so that ours is ready when their modules import it."""
 MEASURES: tuple[Measure, ...] = tuple(_measures)
 _DEPTH_COLUMNS = (column for score in _records if score.carried_by for column in score.depth_columns())
 MEASURED: tuple[Quantity, ...] = (*_records, *_DEPTH_COLUMNS)

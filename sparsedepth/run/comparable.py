@@ -1,5 +1,5 @@
-"""What a run shares with the complete runs of its results folder, so that they can be compared: the text, and the
-precision that `precision: auto` stands for, which is bf16 on a GPU and fp32 elsewhere."""
+"""What a run shares with the complete runs of its results folder, so that they can be compared: the text, the
+code of plugins, and the precision that `precision: auto` stands for, which is bf16 on a GPU and fp32 elsewhere."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ from sparsedepth.data.sequences import Source, open_source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import parse_json, read_regular
 from sparsedepth.measure.measurements import ReadHeldOut
+from sparsedepth.plugins import used
+from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store import run_record
 from sparsedepth.train.runtime import Runtime
 
@@ -26,6 +28,7 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
         source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
     check_enough_to_fit(source.held_out, config, config.stream_width)
     check_same_text(source, results)
+    check_same_plugins(config, results)
     return source
 
 
@@ -58,6 +61,20 @@ def check_same_text(source: Source, results: Path) -> None:
             shutil.rmtree(corpus.folder, ignore_errors=True)
         told = f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: runs on the two"
         raise ValueError(f"{told} texts cannot be compared; restore the text, or choose another --out")
+
+
+def check_same_plugins(config: RunConfig, results: Path) -> None:
+    """Raises ValueError if the first complete run with a measure of a plugin has it from other code."""
+    for measure, made in used(PLUGINS, config.measures).items():
+        for folder, manifest in _manifests(results):
+            plugins = manifest.get("plugins")
+            before = plugins.get(measure) if isinstance(plugins, dict) else None
+            if not isinstance(before, dict):
+                continue
+            if before.get("code") == made["code"]:
+                break
+            told = f"the plugin {made['file']} has changed since run {folder.name} of {results} was measured with it"
+            raise ValueError(f"{told}: {measure} of the two cannot be compared; restore it, or choose another --out")
 
 
 def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:

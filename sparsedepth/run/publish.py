@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.plugins import used
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.process import anonymous_bytes
@@ -81,15 +82,17 @@ class Stopwatch:
         return {"started": self.started, "seconds": self.seconds()}
 
 
-def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
-    """The run of a record, and the code, command, data and packages that produced it."""
+def provenance(run_id: str, data_hash: str, made: Container[str] = ()) -> dict[str, Any]:
+    """The run of a record, and the code, command, data and packages that produced it; `made`: its measures, its corpus,
+    which plugins may make."""
+    of_plugins = used(PLUGINS, made)
     return {
         "run_id": run_id,
         "code": code_version(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "data_hash": data_hash,
         "packages": package_versions(),
-        **({"plugins": {plugin.name: plugin.code for plugin in PLUGINS}} if PLUGINS else {}),
+        **({"plugins": of_plugins} if of_plugins else {}),
     }
 
 
@@ -118,7 +121,7 @@ def write_measured(
 ) -> None:
     """Write the record of a model that was measured, in fp32, with the files of its tables."""
     runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
-    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
+    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash, model.measures)}
     run_record.save_measured(out, model, measurements.summary, manifest, measurements.tables())
 
 

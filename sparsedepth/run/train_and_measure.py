@@ -213,7 +213,7 @@ class RunJob:
         if runtime.cuda_graph and not trained.captured_steps:
             reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"
         return {
-            **provenance(self.config.run_id, source.data_hash),
+            **provenance(self.config.run_id, source.data_hash, (*self.config.measures, self.config.corpus)),
             "processes": self.devices.size,
             "kernels": {**runtime.kernels, **without_experts, "reasons": reasons},
             **({"start": start.facts} if start else {}),

@@ -20,7 +20,7 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.store.comparable_loss import loss_in, version_differences
+from sparsedepth.store.comparable_loss import loss_in, refuse_other_code, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import (
     CommonWeakness,
@@ -50,7 +50,7 @@ from sparsedepth.words.differences import only_tuning_text
 
 FACTS = (
     *("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops"),
-    *("origin", "unknown_fields", "packages"),
+    *("origin", "unknown_fields", "packages", "plugins"),
 )
 """Columns of `runs` that a ranking needs beside those of the configuration."""
 MAX_FRONT = 30
@@ -128,6 +128,8 @@ def best(
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
     rows = _rows(store, by, beside, depth, where)
+    for name in beside:
+        refuse_other_code(name, (row["plugins"] for row in rows if row[name] is not None))
     form = usable_form(by, rows)
     cells = _ranked(_cells(rows, form.form, beside, _incomplete(store, search)), objectives, form.form)
     planned = [] if where or search else planned_configurations(store.roots)

@@ -23,9 +23,11 @@ import pyarrow as pa
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities import IN_RUNS, TASK_SCORE
+from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
+from sparsedepth.store.comparable_loss import plugins_of
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, refuse_functions, syntax_nodes
 from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
@@ -35,6 +37,7 @@ from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
+from sparsedepth.words.plain_text import visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,6 +212,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     if len({folder.parent for folder in folders}) > 1:
         _warn_of_other_texts(store)
     _warn_of_other_tokens(store)
+    _warn_of_plugins(store)
     return store
 
 
@@ -293,6 +297,19 @@ def _warn_of_other_tokens(store: Store) -> None:
             f"scores cannot be compared; measure them again with the same --data or --tokens",
             stacklevel=3,
         )
+
+
+def _warn_of_plugins(store: Store) -> None:
+    """Warn of measures of plugins that are not loaded here, or whose code is not the same in all runs."""
+    made = store.sql("SELECT plugins FROM every_run WHERE plugins IS NOT NULL").rows
+    for measure, by in plugins_of(text for (text,) in made).items():
+        files, codes = (sorted({*part}) for part in zip(*by, strict=True))
+        if measure not in {each.name for each in MEASURES}:
+            told = f"{measure} was measured by a plugin that is not loaded; name its file: --plugin {files[0]}"
+            warnings.warn(visible(told), stacklevel=3)
+        elif len(codes) > 1:
+            told = f"the plugin {files[0]} measured {measure} with different code ({', '.join(codes)})"
+            warnings.warn(visible(f"{told}: these numbers cannot be compared"), stacklevel=3)
 
 
 def _data_hash(run: Path) -> str | None:

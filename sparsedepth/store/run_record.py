@@ -47,6 +47,7 @@ from sparsedepth.files import (
     write_json,
     write_text,
 )
+from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
 from sparsedepth.store.parquet import file_schema, parse_table, table_bytes
@@ -271,12 +272,13 @@ def parse_record(files: Files) -> Record:
     folder, marker = files.folder, files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
     (subject,) = (name for name in SUBJECTS if name in contents)
+    manifest = parse_object(folder, "manifest.json", contents["manifest.json"])
     return Record(
         run_id=marker.run_id,
         folder=folder,
-        subject=_parse_subject(folder, subject, contents[subject], marker.run_id),
+        subject=_parse_subject(folder, subject, contents[subject], marker.run_id, manifest.get("plugins")),
         summary=parse_object(folder, "summary.json", contents["summary.json"]),
-        manifest=parse_object(folder, "manifest.json", contents["manifest.json"]),
+        manifest=manifest,
         contents=contents,
     )
 
@@ -297,12 +299,21 @@ def which_run(folder: Path) -> str:
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 
-def _parse_subject(folder: Path, name: str, content: bytes, run_id: str) -> Subject:
+def _parse_subject(folder: Path, name: str, content: bytes, run_id: str, plugins: Any) -> Subject:
     try:
         if name == CONFIG:
             return _parse_config(content.decode())
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
+        tasks = plugins.items() if isinstance(plugins, dict) else ()
+        loaded = {each for own in PLUGINS for each in own.makes}
+        if files := [
+            by.get("file")
+            for task, by in tasks
+            if isinstance(by, dict) and task.startswith("task:") and task not in loaded
+        ]:
+            told = f"is of the plugin {files[0]}, which is not loaded; name its file with --plugin"
+            raise OtherVersion(folder, name, told, f"run folder {str(folder)!r}: {name} {told}") from None
         raise OtherVersion(folder, name, f"says what this version does not know ({error})") from None
     if subject.run_id != run_id:
         raise DamagedRun(folder, MARKER, f"is of run {run_id}, and {name} is {subject.run_id}")

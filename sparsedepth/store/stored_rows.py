@@ -256,13 +256,13 @@ def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table |
 
 def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     """`runs` with the columns that it was written without: a field of the configuration has its default in every run
-    whose configuration is known, a quantity is NULL. Raises ValueError where another column is missing."""
+    whose configuration is known, a quantity and `plugins` are NULL. Raises ValueError where another is missing."""
     present = frozenset(runs.column_names)
     absent = [field for field in schema if field.name not in present]
     if not absent:
         return runs.select(schema.names)
-    fields, measured = RunConfig.model_fields, {column.name for column in quantities.RUNS}
-    if missing := [field.name for field in absent if field.name not in fields and field.name not in measured]:
+    fields, later = RunConfig.model_fields, {"plugins", *(column.name for column in quantities.RUNS)}
+    if missing := [field.name for field in absent if field.name not in fields and field.name not in later]:
         raise ValueError(f"has no column {missing[0]} of this version")
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
     known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
@@ -304,8 +304,9 @@ _KINDS = {
 def _run_row(run: Record) -> dict[str, Any]:
     """The record as a row of `runs`, without NULL. Raises DamagedRun for a value that does not fit its column."""
     facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
-    if isinstance(facts["packages"], dict):
-        facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
+    for name in ("packages", "plugins"):
+        if isinstance(facts[name], dict):
+            facts[name] = json.dumps(facts[name], sort_keys=True)
     subject = next(name for name, kind in SUBJECTS.items() if isinstance(run.subject, kind))
     parts = {
         subject: _subject_columns(run.subject),

@@ -17,12 +17,11 @@ import numpy as np
 
 from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import TASKS, TaskConfig
+from sparsedepth.config.task import OF_PLUGINS, TASKS, TaskConfig
 from sparsedepth.data.sequences import Counted, Sequences, Source, check_one_sequence
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
-from sparsedepth.quantities.measured import PLUGINS
 
 FORMAT = 1
 """Increased when the same configuration would give other sequences than before."""
@@ -39,9 +38,9 @@ BLOCK_TOKENS = 2**15
 Draw = Callable[[TaskConfig, Draws, int, int, bool], Sequences]
 """(task, draws, n_sequences, seq_len, held_out) -> sequences"""
 
-_OF_PLUGINS: dict[str, Draw] = {name: plugin.get("draw") for plugin in PLUGINS for name in plugin.get("TASKS", {})}
-DRAW: dict[str, Draw] = _OF_PLUGINS | {
-    name: import_module(f"{__package__}.{name}").draw for name in TASKS if name not in _OF_PLUGINS
+DRAW: dict[str, Draw] = {
+    name: OF_PLUGINS[name].get("draw") if name in OF_PLUGINS else import_module(f"{__package__}.{name}").draw
+    for name in TASKS
 }
 
 
