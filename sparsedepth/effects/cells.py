@@ -25,9 +25,10 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.quantities import unit_of
-from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of, refuse_other_code
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
+from sparsedepth.store.made_with import refuse_other_code
 from sparsedepth.store.schema import plain, stored_value
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of

@@ -20,7 +20,7 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.store.comparable_loss import loss_in, refuse_other_code, version_differences
+from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import (
     CommonWeakness,
@@ -31,6 +31,7 @@ from sparsedepth.store.degeneracy import (
     degeneracy,
     usable_form,
 )
+from sparsedepth.store.made_with import refuse_other_code, version_differences
 from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front, search_of

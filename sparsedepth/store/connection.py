@@ -27,9 +27,9 @@ from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
-from sparsedepth.store.comparable_loss import plugins_of
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, refuse_functions, syntax_nodes
+from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
 from sparsedepth.store.parquet import arrow_schema, empty_table
 from sparsedepth.store.query_result import QueryResult

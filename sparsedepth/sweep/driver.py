@@ -26,7 +26,7 @@ from sparsedepth.run.lease import Stopped, hold, stopped_holder
 from sparsedepth.run.process import Stop
 from sparsedepth.run.publish import package_versions
 from sparsedepth.store.cache import read_columns
-from sparsedepth.store.comparable_loss import version_differences
+from sparsedepth.store.made_with import version_differences
 from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, lease_path, prepare

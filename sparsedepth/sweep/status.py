@@ -16,8 +16,8 @@ from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
+from sparsedepth.store.made_with import version_differences
 from sparsedepth.store.packs import is_complete_run
 from sparsedepth.store.setting import Configuration, Settings, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
