@@ -1,7 +1,6 @@
 """The table of commands, each with the example that its --help ends with."""
 
 import inspect
-from collections.abc import Callable, Mapping
 
 import typer
 
@@ -41,7 +40,7 @@ def _version(
         raise typer.Exit
 
 
-COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
+COMMANDS = {
     "init": (describe.init, "init sweep mine.yaml"),
     "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
     "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),

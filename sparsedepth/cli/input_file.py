@@ -20,7 +20,7 @@ Settings = Iterable[str] | Mapping[str, Any]
 """KEY=VALUE texts, or a mapping."""
 Axes = Iterable[str] | Mapping[str, Iterable[Any]]
 Kind = Literal["run", "sweep", "import"]
-KINDS: Mapping[Kind, tuple[str, str]] = {
+KINDS = {
     "run": ("a run configuration", "train"),
     "sweep": ("a sweep definition", "sweep"),
     "import": ("an import map", "import TABLE --map"),

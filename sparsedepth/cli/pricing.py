@@ -104,7 +104,7 @@ def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
 def _shapes(price: "Price") -> QueryResult:
     values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
     shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
-    rows: list[tuple[Any, ...]] = [
+    rows = [
         (
             kind.varied.get("n_layers"),
             kind.runs,

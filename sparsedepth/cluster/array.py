@@ -214,7 +214,7 @@ class TaskArray:
 
     def stop(self) -> int:
         """Cancel pending tasks, have running ones checkpoint and end, until none is left. Returns their number."""
-        stopped: set[str] = set()
+        stopped = set()
         deadline = time.monotonic() + STOP_SECONDS
         while active := [task for task in self.queued() if task.is_active]:
             stopped |= {task.task for task in active}

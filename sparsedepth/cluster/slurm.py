@@ -103,7 +103,7 @@ class Request:
     def options(self) -> dict[str, str | None]:
         """The sbatch options for the resources of a task or a probe."""
         resources = {"partition": self.partition, "account": self.account, "gpus-per-node": self.gpus}
-        options: dict[str, str | None] = {key: value for key, value in resources.items() if value is not None}
+        options = {key: value for key, value in resources.items() if value is not None}
         if self.nodes > 1:
             options |= {"nodes": str(self.nodes), "ntasks-per-node": "1"}
         given = (option.partition("=") for option in self.sbatch or ())

@@ -29,7 +29,7 @@ PLAIN = {
 }
 """The validator's wording -> ours."""
 
-SYNONYMS: Mapping[str, str] = {
+SYNONYMS = {
     "n_layers": "layers num_layers num_hidden_layers n_layer depth depths n_blocks",
     "attention_residuals": "attn_res attnres n_attn_res_blocks depth_attention",
     "d_model": "hidden hidden_size hidden_dim n_embd embed_dim embedding_dim dim width model_dim",
@@ -83,7 +83,7 @@ SYNONYMS: Mapping[str, str] = {
     "prune": "pruner early_stopping early_terminate",
 }
 
-CONVERSIONS: Mapping[str, str] = {
+CONVERSIONS = {
     "steps n_steps max_steps num_steps train_steps iterations max_iters iters": "steps x batch_tokens",
     "epochs num_train_epochs": "tokens of all epochs together",
     "batch_size batch global_batch_size train_batch_size bs per_device_train_batch_size": "sequences x seq_len",
@@ -94,7 +94,7 @@ CONVERSIONS: Mapping[str, str] = {
 }
 """Synonyms -> how to convert the value."""
 
-COMMAND_OPTIONS: Mapping[str, str] = {
+COMMAND_OPTIONS = {
     "micro_batch micro_batch_size gradient_accumulation_steps": "--runtime micro_batch=N",
     "device": "--device",
     "compile": "--runtime compile=true",

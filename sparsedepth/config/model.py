@@ -269,7 +269,7 @@ def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 Rule = tuple[Callable[[ModelConfig], object], str]
 
-WITH_EXPERTS: tuple[Rule, ...] = (
+WITH_EXPERTS = (
     (lambda c: c.top_k is None, "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"),
     (lambda c: (c.top_k or 0) > c.n_experts,
      "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}"),
@@ -287,7 +287,7 @@ WITH_EXPERTS: tuple[Rule, ...] = (
      "or n_experts=0"),
 )  # fmt: skip
 
-OF_STREAM: tuple[Rule, ...] = (
+OF_STREAM = (
     (lambda c: c.residual_gate == "admin" and c.norm != "post",
      "residual_gate='admin' weighs the stream against a branch before their norm (2004.08249), and norm={c.norm!r} has "
      "none there or weights of its own; use norm='post'"),
@@ -311,7 +311,7 @@ ONE_STREAM: Mapping[str, Callable[[ModelConfig], object]] = {
     "residual_scalars": lambda c: c.residual_scalars,
     "gpas": lambda c: c.gpas,
 }
-WITH_SOURCES: tuple[Rule, ...] = (
+WITH_SOURCES = (
     (lambda c: 2 * c.n_layers % c.attention_residuals,
      "attention_residuals={c.attention_residuals} does not divide the branches, 2 x n_layers={c.n_layers}, into sums "
      "of equally many"),
@@ -328,12 +328,12 @@ UNRULED: Mapping[str, tuple[Callable[[ModelConfig], object], str]] = {
     "attention_residuals": (lambda c: c.attention_residuals > 0, "it has no rule for what attends over sources"),
     "init": (lambda c: c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
 }
-PARAMETRISED_ONLY: tuple[Rule, ...] = tuple(
+PARAMETRISED_ONLY = tuple(
     (applies, f"parametrisation={{c.parametrisation!r}} with {name}={{c.{name}!r}}: {reason}; use "
               f"{name}={ModelConfig.model_fields[name].default!r}")
     for name, (applies, reason) in UNRULED.items()
 )  # fmt: skip
-STANDARD: tuple[Rule, ...] = (
+STANDARD = (
     (lambda c: c.base_width != type(c).model_fields["base_width"].default,
      "base_width={c.base_width} has no meaning with parametrisation='standard'; set parametrisation='mup' or "
      "'completep', or leave base_width out"),

@@ -76,7 +76,7 @@ _NO_LR = "The paper states {} B tokens and no learning rate: set lr. Shape and t
 _TABLE_3 = " Table 3's baseline has init=scaled."
 _OLMO_NOTE, _TIED = _NO_LR.format("20", "OLMo's"), {"tie_embeddings": True}
 
-PRESETS: dict[str, Preset] = {
+PRESETS = {
     **{
         f"llama-{size}": Preset(LLAMA, _llama(shape, lr=lr, steps=steps, warmup=warmup), note)
         for size, shape, lr, steps, warmup, note in (

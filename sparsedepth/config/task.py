@@ -23,9 +23,9 @@ SOLVED = 0.9
 """Minimum accuracy of a solved difficulty."""
 
 Group = Literal["S3", "A5", "S5", "Z60", "A4xZ5"]
-POINTS: dict[str, int] = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
+POINTS = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
 """Points that the group permutes: 1..n for S_n and A_n, residues mod 60, pairs (point of A4, residue mod 5)."""
-ORDERS: dict[str, int] = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
+ORDERS = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
 """Elements. A5 and S5 are not solvable, the others are: the control of equal order."""
 
 
@@ -145,7 +145,7 @@ def _check_hops(task: TaskConfig) -> None:
         raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
 
 
-TASKS: dict[str, TaskSpec] = {
+TASKS = {
     "state_tracking": TaskSpec(
         fields={
             "task_group": "S5", "tracked": "point", "task_form": "labels", "n_operations": None,

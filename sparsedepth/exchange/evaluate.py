@@ -18,7 +18,7 @@ import random
 import re
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -88,7 +88,7 @@ class HarnessTask:
 
         self.loaded.set_fewshot_seed(seed=FEWSHOT_SEED)  # again: every model gets the same examples
         lm = harness_model(model, data, layers)
-        skipping: AbstractContextManager[None] = nullcontext()
+        skipping = nullcontext()
         if layers is not None and isinstance(model.probed, ProbedHfModel):
             skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
         with skipping:

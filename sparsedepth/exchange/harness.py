@@ -94,7 +94,7 @@ class DecoderLM(TemplateLM):
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """ln p of the continuations, and whether each is the greedy one. Longest first, right-padded: causal."""
-        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        scores = [(0.0, True)] * len(requests)
         inputs = [self._input(context, continuation) for _, context, continuation in requests]
         with probing(self._probed):
             for batch in _batches([len(ids) for ids in inputs]):

@@ -17,7 +17,6 @@ head width, X heads times K, N = B T, C documents; D d_model."""
 import importlib
 import math
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +78,7 @@ def flash(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, drop
     """
     package, dtype, window = load_flash(), product_dtype(q_BHTK), context.window
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
-    options: dict[str, Any] = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    options = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
     if dropout:
         options["dropout_p"] = dropout
     if context.document_BT is None:

@@ -25,7 +25,7 @@ from sparsedepth.model.linear import times
 from sparsedepth.model.norms import RMSNorm, make_norm
 
 Part = Literal["attention", "ffn"]
-PARTS: tuple[Part, ...] = ("attention", "ffn")
+PARTS = ("attention", "ffn")
 
 
 class Block(nn.Module):

@@ -94,7 +94,7 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
     axes = axis_distributions(definition)
     seed = int(digest(definition.name)[:8], 16)
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
-        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+        sampler = optuna.samplers.RandomSampler(seed=seed)
         if definition.sampler == "qmc":
             sampler = optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
         study = optuna.create_study(sampler=sampler)

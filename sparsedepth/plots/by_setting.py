@@ -152,7 +152,7 @@ def _deep_and_shallow(finished: pd.DataFrame) -> pd.DataFrame:
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
     late = points[points["x"] >= 0.2 * points["x"].max()] if metric == "train_loss" else points[:0]  # early all fall
     x, label = ("tokens", TRAINING[metric]) if metric in TRAINING else ("whole", "layer")
-    look: dict[str, Any] = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
+    look = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
     return panel_of(QUANTITY.get(metric, metric), f"{metric}@{depth}", **look)
 
 
@@ -253,11 +253,11 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
         ends = range_of(part[part["mean"] <= low + OUTLIER * (usual - low)])
         top = ends[1] if ends else math.inf
         n_beyond += int((part["mean"] > top).sum())
-        look: dict[str, Any] = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
+        look = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
         marks = partial(_mark_best, styles, top)
         kinds.append(panel_of(loss, depth, title=counted(int(str(depth)), "layer"), decorate=marks, **look))
     entries = [("o", rates_marked(points)), *[("x", "at the end of the grid")] * ("edge" in {*points["role"]})]
-    hollow: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none"}
+    hollow = {"markersize": 9, "markerfacecolor": "none"}
     handles = [line_handle(label, (GREY, mark, ""), **hollow) for mark, label in entries]
     text = rates_caption(points, n_beyond)
     return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
@@ -266,10 +266,10 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
 def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.DataFrame) -> None:
     """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
     colours = points["setting"].map(lambda name: styles[name][0])
-    ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none"}
+    ring = {"marker": "o", "s": 80, "facecolor": "none"}
     for role, mark, part in (("best", ring, "edgecolor"), ("edge", {"marker": "x", "s": 60}, "color")):
         if (marked := points[points["role"] == role]).size:
             axis.scatter(marked["x"], marked["mean"], linewidth=1.2, zorder=6, **mark, **{part: colours[marked.index]})
     if (beyond := points[points["mean"] > top]).size:
-        at_top: Any = {"transform": axis.get_xaxis_transform(), "clip_on": False, "color": colours[beyond.index]}
+        at_top = {"transform": axis.get_xaxis_transform(), "clip_on": False, "color": colours[beyond.index]}
         axis.scatter(beyond["x"], np.ones(len(beyond)), marker="^", s=22, **at_top)

@@ -136,7 +136,7 @@ def _lines_over_budgets(points: pd.DataFrame, found: Sequence[Crossover], loss: 
     """One panel per setting, each with the lower envelope of its depths."""
     settings = settings_in_order(points["panel"])
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1  # of all panels, also one of a single budget
-    look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
+    look = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
     look["decorate"] = lambda axis, of_panel: _draw_envelope(axis, of_panel, ends)
     kinds = [panel_of(loss, name, title=panel_title(name) * (len(settings) > 1), **look) for name in settings]
     styles, notes = depth_styles(points["n_layers"]), isoflop_caption(found, settings)

@@ -199,7 +199,7 @@ def default_figure(store: Store) -> str:
     return "chain" if runs[1] > 1 else "layer_profile"
 
 
-FIGURES: dict[str, FigureKind] = {
+FIGURES = {
     name: FigureKind(f"{module}:{name}", meaning, frozenset(traits))
     for name, module, meaning, *traits in (
         ("chain", "points", "correlations from sparsity over variance to loss", COMPARES_LOSSES),

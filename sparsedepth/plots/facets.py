@@ -138,7 +138,7 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
     colour, marker, dashes = style
     x, mean, low, high = (line[name].to_numpy(float) for name in ("x", "mean", "lo", "hi"))
     shown = slice((len(line) - 1) % (step := -(-len(line) // 25)), None, step)  # 25 markers at most, with the last
-    look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
+    look = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
     axis.plot(x, mean, markevery=shown, linewidth=1.3, zorder=order, **look)
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:

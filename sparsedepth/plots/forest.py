@@ -94,7 +94,7 @@ def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> Non
     face = colour.where(rows["verdict"].isin(["lower", "higher"]), "white")
     axis.scatter(rows["estimate"], rows["y"], s=20, color=face, edgecolor=colour, zorder=3)
     for row in rows[rows["lr_change"] != ""].itertuples() if not is_paper() else ():  # at the panel's right end
-        place: Any = {"transform": axis.get_yaxis_transform(), "va": "center"}
+        place = {"transform": axis.get_yaxis_transform(), "va": "center"}
         axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, **place)
 
 

@@ -48,7 +48,7 @@ def _single(*names: str) -> dict[str, dict[str, str]]:
     return {BY_LAYER[name].display_name.replace("\n", " "): {name: ""} for name in names}
 
 
-PANELS: dict[str, dict[str, str]] = {
+PANELS = {
     **_single("residual_variance", "residual_growth"),
     "variance of branch outputs": {"attention_variance": "attention", "ffn_variance": "feed-forward"},
     "norms": {"state_norm": "stream", **_by_part("norm")},

@@ -122,7 +122,7 @@ def draw_matrix(axis: Any, metric: str, matrix: np.ndarray, norm: Normalize) -> 
     first = _first(metric)
     is_missing = np.isnan(matrix) & pairs_that_exist(metric, len(matrix) - 1)
     edges = np.arange(first, len(matrix) + 1) - 0.5
-    look: dict[str, Any] = {"cmap": ListedColormap([MISSING]), "rasterized": True}
+    look = {"cmap": ListedColormap([MISSING]), "rasterized": True}
     axis.pcolormesh(edges, edges, np.ma.masked_array(is_missing, ~is_missing)[first:, first:], **look)
     look = {"cmap": "viridis_r", "norm": norm, "rasterized": True}
     image = axis.pcolormesh(edges, edges, np.ma.masked_invalid(matrix)[first:, first:], **look)

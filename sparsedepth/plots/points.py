@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.chain import Scope, link
+from sparsedepth.effects.chain import link
 from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, panels
@@ -61,7 +61,7 @@ WALKS = (
 )
 """Two rows, read from left to right. Usefulness is drawn in its continuous form, since the count has steps of 1/L and
 is 0 for many small models."""
-LINKS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
+LINKS = tuple(link for walk in WALKS for link in pairwise(walk))
 (USEFULNESS,) = QUESTIONS["pareto"].scores
 """So that figure and question (`query --ask pareto`) have one front."""
 TRADES = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS, "val_loss"))
@@ -143,7 +143,7 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
-    scopes: Sequence[Scope] = ("pooled", "within depth")[: shown["n_layers"].nunique()]
+    scopes = ("pooled", "within depth")[: shown["n_layers"].nunique()]
     runs = points.assign(unit=points["setting"], outcome="ok")
     found = [link(runs, x, y, scope) for scope in scopes if is_evidence]
     axis.set_title(link_title(found, len(shown), len(points)), color=GREY, fontsize=7.5, linespacing=1.35)
@@ -222,7 +222,7 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
     best = cells[on_front(cells[[x, y]].to_numpy(float), [x, y])].sort_values(x)
     axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
     if len(cells) <= MANY_CELLS:
-        look: Any = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}
+        look = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}
         axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
         axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
     size = 22 if len(cells) > MANY_CELLS else 34
@@ -287,7 +287,7 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
 
 
 def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:
-    look: dict[str, Any] = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": n_proposals - 1}
+    look = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": n_proposals - 1}
     axis.scatter(x, rows[objective], s=30, edgecolor="grey", linewidth=0.5, **look)
     axis.set_ylabel(axis_label(objective))
     if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0

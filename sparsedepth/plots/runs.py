@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Result]:
     """Keeps what a function returns for a store while that is open: a report draws fifteen figures of one."""
-    kept: WeakKeyDictionary[Store, Result] = WeakKeyDictionary()
+    kept = WeakKeyDictionary()
 
     @wraps(function)
     def of_store(store: Store) -> Result:

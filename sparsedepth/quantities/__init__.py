@@ -14,7 +14,7 @@ from sparsedepth.quantities.measured import MEASURED
 from sparsedepth.quantities.quantity import Column, Quantity, Stage, Table
 
 # fmt: off
-_RUN: tuple[Quantity, ...] = (
+_RUN = (
     Quantity("outcome", "ok, or diverged (see diverged_step and diverged_cause)", "", type="VARCHAR"),
     Quantity("diverged_step", "step at which the run was found to have diverged", "step", type="BIGINT"),
     Quantity("diverged_cause", "why it counts as diverged", "", type="VARCHAR"),
@@ -36,7 +36,7 @@ _RUN: tuple[Quantity, ...] = (
     Quantity("chance_loss", "held-out loss of a task's answers guessed from position and difficulty alone; NULL for text", "nat/token"),
 )
 
-_CURVES: tuple[Quantity, ...] = (
+_CURVES = (
     Quantity("step", "optimiser steps done", "step", tables=("curves",), type="BIGINT"),
     Quantity("tokens", "tokens trained on so far", "token", tables=("curves",), type="BIGINT"),
     Quantity("train_loss", "cross-entropy of the step's batch, without the router losses", "nat/token", tables=("curves",)),
@@ -49,9 +49,9 @@ _CURVES: tuple[Quantity, ...] = (
 )
 # fmt: on
 
-QUANTITIES: tuple[Quantity, ...] = (*_RUN, *_CURVES, *MEASURED)
+QUANTITIES = (*_RUN, *_CURVES, *MEASURED)
 
-ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
+ALL = tuple(column for quantity in QUANTITIES for column in quantity.columns())
 
 RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = (
     tuple(column for column in ALL if column.view == view) for view in get_args(Table)
@@ -80,14 +80,14 @@ IN_RUNS, BY_LAYER, BY_PAIR = (
     for columns in (RUNS, LAYERS, PAIRS)
 )
 """The quantities that are columns of `runs`, metrics of `layers`, and metrics of `pairs`."""
-RANKABLE: tuple[str, ...] = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
+RANKABLE = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
 """Columns of `runs` with a better direction."""
 
-PROFILED: tuple[Quantity, ...] = tuple(quantity for quantity in QUANTITIES if quantity.carried_by)
+PROFILED = tuple(quantity for quantity in QUANTITIES if quantity.carried_by)
 """Scores with a depth profile."""
 
 
-OF_STAGE: Mapping[Stage, tuple[str, ...]] = {
+OF_STAGE = {
     stage: tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage) for stage in get_args(Stage)
 }
 """Names of the quantities by their place in the chain."""

@@ -376,4 +376,4 @@ PLUGINS, _measures, _records = _with_plugins()
 """Loaded here, so that ours is ready when their modules import it."""
 MEASURES: tuple[Measure, ...] = tuple(_measures)
 _DEPTH_COLUMNS = (column for score in _records if score.carried_by for column in score.depth_columns())
-MEASURED: tuple[Quantity, ...] = (*_records, *_DEPTH_COLUMNS)
+MEASURED = (*_records, *_DEPTH_COLUMNS)

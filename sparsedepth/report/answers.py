@@ -3,7 +3,7 @@
 Each answer is one sentence, one table and the notes to read it; all numbers are rows of the frame `effects`.
 (`recipe` answers the third: which configuration to train.)"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +210,7 @@ def effects_answer(cells: Cells) -> Answer:
     return Answer(sentence="", rows=QueryResult.of_frame(frame), whole=effects_text(listing(frame, cells)))
 
 
-ANSWERS: Mapping[str, Callable[[Cells], Answer]] = {
+ANSWERS = {
     "variance": variance_answer,
     "depth": depth_answer,
     "effects": effects_answer,

@@ -165,7 +165,7 @@ def _root(results: Path) -> Path:
 
 def is_compiler_error(error: BaseException) -> bool:
     """Whether the compiler raised this, or what it came from."""
-    chain: BaseException | None = error
+    chain = error
     while chain is not None:
         last_frames = traceback.extract_tb(chain.__traceback__)[-1:]
         places = [frame.filename.replace(os.sep, ".") for frame in last_frames]

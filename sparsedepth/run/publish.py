@@ -59,7 +59,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 @functools.cache
 def package_versions() -> dict[str, str | None]:
     """Installed versions of the packages that can change a result; None if not installed."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

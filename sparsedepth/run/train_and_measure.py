@@ -101,7 +101,7 @@ class RunJob:
             runtime = replace(runtime, micro_batch=min(sizes, default=None))
             if runtime.compile:
                 use_cache(self.scratch.results)
-            wait: float | None = 0.0
+            wait = 0.0
             try:
                 yield from self._attempt(runtime)
                 return

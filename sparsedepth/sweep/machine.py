@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -80,7 +79,7 @@ def machine(
     else:
         n_workers = workers or (1 if device == "mps" else max(1, cores // (gpus_per_run * _threads_asked(runtime))))
     own_threads = max(1, min(torch.get_num_threads(), cores // (n_workers * gpus_per_run)))  # follows OMP_NUM_THREADS
-    changes: dict[str, Any] = {"threads": runtime.threads or own_threads, "device": device}
+    changes = {"threads": runtime.threads or own_threads, "device": device}
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"
     runtime = runtime.model_copy(update=changes)

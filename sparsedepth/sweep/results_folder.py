@@ -44,7 +44,7 @@ SWEEP_LEASES = "work/sweep-*.lock"
 ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
 Ended = Literal["complete"] | EndState
-FAILED: tuple[EndState, ...] = ("failed", "infeasible")
+FAILED = ("failed", "infeasible")
 """What `--retry-failed` tries again."""
 
 

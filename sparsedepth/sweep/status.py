@@ -56,7 +56,7 @@ def state_of(
     if (index and run_id in index.complete) or is_complete_run(results, run_id):
         return RunState(run_id=run_id, state="complete", config=config)
     scratch, rule = Scratch(results, run_id), index.rule if index else end_rule(results, None)
-    state: State = "planned"
+    state = "planned"
     reason = None
     if is_held(scratch.lock):
         state = "running"

@@ -165,7 +165,7 @@ class Queue:
             if made.state != TrialState.RUNNING:
                 return None
         seed = int(digest([task.proposal_index])[:8], 16)
-        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
+        sampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
         if self.definition.sampler == "tpe":
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(self.definition))
         elif self.definition.sampler == "nsga2":
@@ -176,7 +176,7 @@ class Queue:
 
     def _new_trial(self, task: Task) -> FrozenTrial:
         """A proposal keeps its earlier parameters if its runs were deleted; after a repeat it gets an untried point."""
-        attributes: dict[str, Any] = {"task": asdict(task), "lease": self.lease_id}
+        attributes = {"task": asdict(task), "lease": self.lease_id}
         params = dict(task.cell or {})
         if task.cell is None:
             trials = self.study.get_trials(deepcopy=False)

@@ -195,7 +195,7 @@ class TrainingState:
             return  # later steps are no result
         loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
         now, batch_tokens = time.perf_counter(), self.config.batch_tokens
-        row: Row = {"step": self.step, "tokens": self.step * batch_tokens, "train_loss": loss, "balance_loss": balance}
+        row = {"step": self.step, "tokens": self.step * batch_tokens, "train_loss": loss, "balance_loss": balance}
         row |= {"lr": learning_rate(self.config, self.step - 1), "grad_norm": grad_norm}
         row["tokens_per_second"] = (self.step - self.logged_step) * batch_tokens / (now - self.logged_at)
         self.curves.append(row)

@@ -144,7 +144,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
         is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
         key = is_muon, decays(name, p, config.weight_decay_on), factors(name, p, config)
         parts.setdefault(key, []).append(p)
-    groups: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    groups = {False: [], True: []}
     for (is_muon, decaying, rule), params in sorted(parts.items(), reverse=True):
         decay = config.weight_decay * rule.decay if decaying else 0.0
         eps = {} if is_muon else {"eps": config.adam_eps * rule.eps}
