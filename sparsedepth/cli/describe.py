@@ -47,8 +47,10 @@ def init(
     write_text(path, template(kind, shown))
     command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
-    results = f"results/my-{'runs' if kind == 'run' else kind}"  # as the template says: a folder may hold many runs
-    print(f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out {results}")
+    print(
+        f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out "
+        f"results/my-{'runs' if kind == 'run' else kind}"
+    )
 
 
 def metrics(

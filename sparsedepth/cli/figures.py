@@ -121,8 +121,10 @@ def report(
         from sparsedepth.report.page import WatchedReport
 
         page = WatchedReport(folders, out, watch, depth, objective, card)
-        every = f"{out}: rewritten every {watch:g} s until no run is left"
-        print(f"{every}; open it in a browser (Ctrl-C to stop)", flush=True)
+        print(
+            f"{out}: rewritten every {watch:g} s until no run is left; open it in a browser (Ctrl-C to stop)",
+            flush=True,
+        )
         try:
             for _ in page.rounds():
                 time.sleep(watch)

@@ -164,8 +164,9 @@ def detectable_effects(
     if pilot is not None and seed_sd is not None:
         raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both set the noise between seeds; give one")
     if definition.sampler != "grid":
-        told = f"sampler {definition.sampler!r} changes several settings at once"
-        raise ValueError(f"{told}: no single effect; use 'grid'")
+        raise ValueError(
+            f"sampler {definition.sampler!r} changes several settings at once: no single effect; use 'grid'"
+        )
     from sparsedepth.effects.power import PilotNoise, measure_power, pilot_noise
     from sparsedepth.store.connection import open_store
 

@@ -146,8 +146,10 @@ def print_failures(states: list[RunState], out: Path) -> None:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
         elif state.state in FAILED:
-            log = f"{out}/work/{state.run_id}/log.txt"
-            print(f"{state.state}: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
+            print(
+                f"{state.state}: run {state.run_id}: {state.reason} (log: {out}/work/{state.run_id}/log.txt)",
+                file=sys.stderr,
+            )
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:

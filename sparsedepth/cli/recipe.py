@@ -84,8 +84,9 @@ class RecipeCommand(option.FolderOptions):
             compute = worth(store, objective)
         if search is not None:
             names = shlex.join(map(str, paths))
-            shows = f"sparsedepth best {names} shows how to rerun the best points"
-            raise ValueError(f"{names} holds {search_text(search)}; {shows}")
+            raise ValueError(
+                f"{names} holds {search_text(search)}; sparsedepth best {names} shows how to rerun the best points"
+            )
         card = derive_card(
             runs,
             self.depth,

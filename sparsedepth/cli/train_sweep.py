@@ -152,9 +152,12 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     print_failures(result.states, out)
     for reason, count in result.refused.items():
         print(f"{count} of {definition.n_trials or expected} proposals not run: {visible(reason)}")
-    if result.stop():
-        complete = f"{n_complete} of {max(expected, len(result.states))} runs complete"  # tuning may have added some
-        print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
+    if result.stop():  # tuning may have added runs
+        print(
+            f"stopped with {n_complete} of {max(expected, len(result.states))} runs complete; "
+            "run the same command again to resume",
+            file=sys.stderr,
+        )
         raise typer.Exit(result.stop.exit_code)
     others = {path.parent.name for path in out.glob(f"runs/*/{MARKER}")} - {state.run_id for state in result.states}
     if note := other_runs_text(len(others)):

@@ -237,16 +237,19 @@ def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition
         raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
     partition = slurm.partition(request.partition)
     if request.seconds is not None and request.seconds > partition.seconds:
-        longest = f"{partition.seconds / 3600:g} h"
-        raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {longest}")
+        raise ValueError(
+            f"--time {request.time} exceeds the limit of partition {partition.name}, {partition.seconds / 3600:g} h"
+        )
     limit = request.seconds or partition.default_seconds
     saving = request.runtime.checkpoint_seconds
     available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + saving
     if available <= needed:
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
-        told = f"{source} leaves a task {available:.0f} s before Slurm warns it, too short"
-        work = f"start (about {START_SECONDS} s) and write a checkpoint (checkpoint_seconds={saving:g})"
-        raise ValueError(f"{told} to {work}; {time_advice(least_minutes(needed + 1))}")
+        raise ValueError(
+            f"{source} leaves a task {available:.0f} s before Slurm warns it, "
+            f"too short to start (about {START_SECONDS} s) and write a checkpoint (checkpoint_seconds={saving:g}); "
+            f"{time_advice(least_minutes(needed + 1))}"
+        )
     max_tasks = slurm.max_tasks()
     if not 1 <= tasks < max_tasks:
         raise ValueError(f"--array {tasks} must be between 1 and {max_tasks - 1}, the limit of this Slurm")

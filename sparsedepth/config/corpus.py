@@ -90,5 +90,7 @@ def known_size(tokenizer: str) -> int | None:
 def check_size(tokenizer: str, size: int, vocab_size: int) -> None:
     """Raises ValueError if ids of the tokenizer exceed the embedding."""
     if size > vocab_size:
-        told = f"tokenizer={tokenizer!r} has {size} tokens and the model vocab_size={vocab_size}"
-        raise ValueError(f"{told}; set vocab_size to at least {size}")
+        raise ValueError(
+            f"tokenizer={tokenizer!r} has {size} tokens and the model vocab_size={vocab_size}; "
+            f"set vocab_size to at least {size}"
+        )

@@ -36,8 +36,10 @@ class _Loader(yaml.SafeLoader):
     def construct_decimal(self, node: Any) -> Any:
         number = self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
         if _NOT_DECIMAL.match(node.value) and not node.value.startswith(("0.", "-0.", "+0.")):
-            fix = f"write that, or '{node.value}' in quotes for text, or leave out the leading zero"
-            raise yaml.YAMLError(f"{node.value} would be read as {number}; {fix} {node.start_mark}")
+            raise yaml.YAMLError(
+                f"{node.value} would be read as {number}; write that, or '{node.value}' in quotes for text, "
+                f"or leave out the leading zero {node.start_mark}"
+            )
         return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

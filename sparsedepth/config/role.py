@@ -126,5 +126,7 @@ def undeclared(config: BaseModel) -> set[str]:
 
 def refuse_undeclared(config: BaseModel, path: str) -> None:
     if unknown := undeclared(config):
-        told = f"{path} is closed to a field that does not declare where it acts: {', '.join(sorted(unknown))}"
-        raise ValueError(f"{told}; declare it in its Role, or leave it out")
+        raise ValueError(
+            f"{path} is closed to a field that does not declare where it acts: {', '.join(sorted(unknown))}; "
+            "declare it in its Role, or leave it out"
+        )

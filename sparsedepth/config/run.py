@@ -228,11 +228,15 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         for name, part in (("batch_tokens", self.seq_len), ("train_tokens", self.batch_tokens)):
             if (tokens := getattr(self, name)) % part:
                 whole = "sequences of seq_len" if name == "batch_tokens" else "steps of batch_tokens"
-                fix = f"use {name}={max(1, round(tokens / part)) * part}"
-                raise ValueError(f"{name}={tokens} is not a whole number of {whole}={part}; {fix}")
+                raise ValueError(
+                    f"{name}={tokens} is not a whole number of {whole}={part}; use "
+                    f"{name}={max(1, round(tokens / part)) * part}"
+                )
         if self.chunk_len is not None and (self.chunk_len % self.seq_len or self.batch_tokens % self.chunk_len):
-            must = f"must be a multiple of seq_len={self.seq_len} and divide batch_tokens={self.batch_tokens}"
-            raise ValueError(f"chunk_len={self.chunk_len} {must}")
+            raise ValueError(
+                f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} and divide "
+                f"batch_tokens={self.batch_tokens}"
+            )
         self._check_optimizer()
         self._check_schedule()
         self._check_measures()
@@ -278,8 +282,10 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
             if (value := getattr(self, field)) != type(self).model_fields[field].default:
                 raise ValueError(f"{field}={value!r} {kind.foreign_reason.format(self.corpus)}; leave {field} out")
         if kind.packs_documents and not self.mask_documents:
-            packed = f"corpus={self.corpus!r} packs several pairs into a sequence, and each would attend to others"
-            raise ValueError(f"mask_documents=False: {packed}; leave mask_documents out")
+            raise ValueError(
+                f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, "
+                "and each would attend to others; leave mask_documents out"
+            )
         lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
         check_task(self.corpus, self, self.vocab_size, lengths)
 
@@ -293,8 +299,10 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         }
         for name, tokens in least.items():
             if getattr(self, name) < tokens:
-                told = f"is too few for seq_len={self.seq_len}, d_model={self.d_model}; use at least {tokens}"
-                raise ValueError(f"{name}={getattr(self, name)} {told}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is too few for seq_len={self.seq_len}, d_model={self.d_model}; "
+                    f"use at least {tokens}"
+                )
 
     @property
     def run_id(self) -> str:
@@ -334,8 +342,10 @@ def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
     them; fields of earlier versions are left out at their defaults, which it does not cover. Raises ValueError."""
     for name, default in RETIRED_FIELDS.items():
         if values.get(name, default) != default:
-            told = f"{name}={values[name]!r} is of an earlier version, and this one computes with {name}={default!r}"
-            raise ValueError(f"{source}: {told}; open the run with the version that trained it")
+            raise ValueError(
+                f"{source}: {name}={values[name]!r} is of an earlier version, and this one computes with "
+                f"{name}={default!r}; open the run with the version that trained it"
+            )
     values = {name: value for name, value in values.items() if name not in RETIRED_FIELDS}
     measures = values.get("measures")
     if not isinstance(measures, list) or not measures or (kept := known_measures(measures)) == measures:

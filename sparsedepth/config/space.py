@@ -89,10 +89,12 @@ class Prune(Section):
         for share in self.at:
             before = int(share * n_steps) // log_every * log_every
             if not any(in_window(step / n_steps, share) for step in (before, before + log_every)):
-                told = f"prune.at={share:g}: a run of {n_steps} steps with log_every={log_every} logs none in the last"
-                why = f"tenth before step {share * n_steps:g}, so that nothing would ever be pruned"
                 most = max(1, int(share * n_steps * WINDOW))
-                raise ValueError(f"{told} {why}; set log_every to {most} or less, or another share")
+                raise ValueError(
+                    f"prune.at={share:g}: a run of {n_steps} steps with log_every={log_every} logs none in the last "
+                    f"tenth before step {share * n_steps:g}, so that nothing would ever be pruned; "
+                    f"set log_every to {most} or less, or another share"
+                )
 
 
 WINDOW = 0.1
@@ -107,8 +109,10 @@ def in_window(done: float, share: float) -> bool:
 def check_size(cells: int, runs_per_cell: int) -> None:
     """Raises ValueError for a sweep beyond MAX_RUNS, before its cells are built."""
     if cells * runs_per_cell > MAX_RUNS:
-        told = f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per"
-        raise ValueError(f"{told} results folder; shorten the axes, or let a sampler choose (sampler: random)")
+        raise ValueError(
+            f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per results "
+            "folder; shorten the axes, or let a sampler choose (sampler: random)"
+        )
 
 
 def _counted(first: int) -> Callable[[Any], Any]:
@@ -140,8 +144,9 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
     try:
         return _SEEDS.validate_python(entry["seeds"], strict=True)
     except ValidationError:
-        must = "must be a list of seeds, each once, or their number, from 0"
-        raise ValueError(f"seeds={entry['seeds']!r} {must}") from None
+        raise ValueError(
+            f"seeds={entry['seeds']!r} must be a list of seeds, each once, or their number, from 0"
+        ) from None
 
 
 def cell_digest(cell: Mapping[str, Any]) -> str:
@@ -179,16 +184,19 @@ def check_sweep(sweep: Any) -> None:
     if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
         raise ValueError("matched='time' compares the steps of depths; add across: depth, free: train_tokens")
     if sweep.across and sweep.matched in ("tokens", "steps"):
-        told = f"across: depth has no meaning with matched={sweep.matched!r}"
-        raise ValueError(f"{told}; use matched: flops, or leave it out")
+        raise ValueError(
+            f"across: depth has no meaning with matched={sweep.matched!r}; use matched: flops, or leave it out"
+        )
 
 
 def _check_varied_once(sweep: Any) -> None:
     if any("preset" in place for place in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
         raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
     if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):
-        told = f"preset={sweep.base['preset']!r} of the base conflicts with presets in variants or cells"
-        raise ValueError(f"{told}; set it only in these")
+        raise ValueError(
+            f"preset={sweep.base['preset']!r} of the base conflicts with presets in variants or cells; "
+            "set it only in these"
+        )
     for name in sweep.only:
         if name not in sweep.space:
             raise ValueError(f"only.{name} needs an axis {name!r} in the space")

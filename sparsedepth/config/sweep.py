@@ -136,14 +136,18 @@ class SweepDefinition(Section):
     @check
     def _check_tuning_seeds(self) -> None:
         if self.tune and not self.tuning_seeds:
-            needs = f"needs several seeds that are not in seeds={self.seeds}: tuning_seeds: [101, 102, 103]"
-            raise ValueError(f"tune.{', '.join(self.tune)} {needs}")
+            raise ValueError(
+                f"tune.{', '.join(self.tune)} needs several seeds that are not in seeds={self.seeds}: tuning_seeds: "
+                "[101, 102, 103]"
+            )
         results = self.result_seeds  # read even where nothing is tuned: that checks it
         shared = [seed for seed in self.tuning_seeds if seed in results]
         if shared and not self.reuse_tuning_seeds:
-            told = f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them"
-            fix = "name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"
-            raise ValueError(f"{told} in favour of tuned values; {fix}")
+            raise ValueError(
+                f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, "
+                "which biases them in favour of tuned values; name others (tuning_seeds: [101, 102, 103]), "
+                "or set reuse_tuning_seeds: true"
+            )
 
     @check
     def _check_parts(self) -> None:
@@ -240,8 +244,10 @@ class SweepDefinition(Section):
         """The run of one cell and seed. Raises ValueError with the cell if it is invalid."""
         config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
         if config.start_weights is not None:
-            fix = "train each run with `train RUN.yaml --from MODEL`, into one folder"
-            raise ValueError(f"sweep {self.name}: start_weights cannot be set in a sweep; {fix}")
+            raise ValueError(
+                f"sweep {self.name}: start_weights cannot be set in a sweep; train each run with `train RUN.yaml "
+                "--from MODEL`, into one folder"
+            )
         return config
 
     def cell(self, point: Mapping[str, Any]) -> Cell:
@@ -336,8 +342,9 @@ def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any
     if not vary or n_seeds < 1:
         raise ValueError("a sweep needs a definition file, or --vary FIELD=VALUE,VALUE and at least one seed")
     if base.get("seed"):
-        told = f"--base sets seed={base['seed']}, and the seeds of --vary are 0 to {n_seeds - 1}"
-        raise ValueError(f"{told}; leave it out")
+        raise ValueError(
+            f"--base sets seed={base['seed']}, and the seeds of --vary are 0 to {n_seeds - 1}; leave it out"
+        )
     values = {
         "name": "ad-hoc",
         "question": f"What {'does' if len(vary) == 1 else 'do'} {' and '.join(vary)} change?",

@@ -170,8 +170,10 @@ TASKS = {
 
 def _check_code(name: str, code: str, task: TaskConfig) -> None:
     if task.task_code != code:
-        told = f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}"
-        raise ValueError(f"{told}; use it as it was, or leave task_code out")
+        raise ValueError(
+            f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}; use it as it was, "
+            "or leave task_code out"
+        )
 
 
 OF_PLUGINS: dict[str, Plugin] = {}

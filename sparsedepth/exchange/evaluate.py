@@ -188,8 +188,10 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
     try:
         tasks = manager.load(list(names))["tasks"]
     except Exception as error:  # data sets, YAML and functions of tasks each raise their own
-        told = f"lm-eval {version('lm-eval')}, {type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{', '.join(names)} cannot be loaded ({told})") from None
+        raise ValueError(
+            f"{', '.join(names)} cannot be loaded (lm-eval {version('lm-eval')}, {type(error).__name__}: "
+            f"{one_line(error)})"
+        ) from None
     for task in tasks.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

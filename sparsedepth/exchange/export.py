@@ -76,9 +76,11 @@ def export(run: Path, out: Path) -> Exported:
         inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
         parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
         if not all(difference <= TOLERANCE for difference in parity.values()):  # also false for NaN
-            largest = f"{max(parity.values()):.1e} from the run's, expected at most {TOLERANCE:.0e}"
             causes = "".join(f"; {note}" for note in target.notes)
-            raise ValueError(f"the exported model's logits are up to {largest}; nothing was written{causes}")
+            raise ValueError(
+                f"the exported model's logits are up to {max(parity.values()):.1e} from the run's, "
+                f"expected at most {TOLERANCE:.0e}; nothing was written{causes}"
+            )
         write_text(unfinished / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 

@@ -74,8 +74,10 @@ class DecoderLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         ids = self._text.encode([string])[0]
         if (largest := max(ids, default=0)) >= (size := self._probed.vocab_size):
-            what = f"the id {largest}, {self._text.decode([largest])!r}"
-            raise ValueError(f"the task has {what}, and the model has ids below {size}; choose another task")
+            raise ValueError(
+                f"the task has the id {largest}, {self._text.decode([largest])!r}, "
+                f"and the model has ids below {size}; choose another task"
+            )
         return ids
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -114,8 +116,10 @@ class DecoderLM(TemplateLM):
     def _input(self, context: list[int], continuation: list[int]) -> list[int]:
         """The model's input: all but the last token, truncated at the start."""
         if (n := len(continuation)) > self.max_length:
-            asked = f"a task asks for the likelihood of {n} tokens at once, and the model reads {self.max_length}"
-            raise ValueError(f"{asked}; choose another task, or a run with a longer seq_len")
+            raise ValueError(
+                f"a task asks for the likelihood of {n} tokens at once, and the model reads {self.max_length}; "
+                "choose another task, or a run with a longer seq_len"
+            )
         ids = [*context, *continuation][:-1]
         self.n_truncated += len(ids) > self.max_length
         return ids[-self.max_length :]

@@ -82,8 +82,10 @@ class Start:
             fixed["tokenizer"] = self.tokenizer_name
         for name in fixed.keys() & values.keys() - set(FREE):
             if values[name] != fixed[name]:
-                own = f"the model of --from {self.loaded.source} has {name}={fixed[name]!r}"
-                raise ValueError(f"{name}={values[name]!r}, and {own}; leave {name} out, or start from another model")
+                raise ValueError(
+                    f"{name}={values[name]!r}, and the model of --from {self.loaded.source} has "
+                    f"{name}={fixed[name]!r}; leave {name} out, or start from another model"
+                )
         if reads_text and self.loaded.config is not None:
             fix = "start from a run on text, or train on a task"
             check_reads_text(f"--from {self.loaded.source}", self.loaded.config, fix)
@@ -118,8 +120,10 @@ def open_start(source: str) -> Start:
     """The model in a folder. Raises ValueError, one line, for other folders and unsupported models."""
     folder = local_path(source)
     if not (folder / RUN_CONFIG).exists() and not (folder / CONFIG).exists():
-        folders = f"the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with {CONFIG})"
-        raise ValueError(f"--from {source!r} is neither {folders}")
+        raise ValueError(
+            f"--from {source!r} is neither the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with "
+            f"{CONFIG})"
+        )
     loaded = load_model(source, dtype="fp32")
     run = loaded.config
     reads_text = run is None or kind_of(run.corpus).is_tokenised
@@ -203,5 +207,7 @@ def _check_logits(loaded: LoadedModel, model: Decoder) -> None:
         hf_logits = loaded.probed.model(tokens_1T).logits.float()
     difference = (model.eval()(tokens_1T) - hf_logits).abs().max().item()
     if not difference <= TOLERANCE * max(1.0, hf_logits.abs().max().item()):
-        apart = f"logits are up to {difference:.1e} apart"
-        raise ValueError(f"--from {loaded.source} computes something else than a decoder of the same fields: {apart}")
+        raise ValueError(
+            f"--from {loaded.source} computes something else than a decoder of the same fields: "
+            f"logits are up to {difference:.1e} apart"
+        )

@@ -44,8 +44,10 @@ def amount(config: RunConfig, definition: SweepDefinition) -> float:
     """What a run spends of what is matched; settings of one depth count as equally fast. Raises ValueError."""
     if definition.matched == "time":
         if config.n_layers not in definition.step_seconds:
-            fix = "`sparsedepth plan FILE --set matched=flops --calibrate` prints them"
-            raise ValueError(f"matched: time has no step_seconds of n_layers={config.n_layers}; {fix}")
+            raise ValueError(
+                f"matched: time has no step_seconds of n_layers={config.n_layers}; "
+                "`sparsedepth plan FILE --set matched=flops --calibrate` prints them"
+            )
         return config.n_steps * definition.step_seconds[config.n_layers]
     run_cost = cost(config)
     amounts = {
@@ -141,10 +143,13 @@ def _branches(
         first = reference.model_copy(update={"train_tokens": _branch_tokens(reference, share)})
         ratio = amount(config, definition) / amount(first, definition)
         if abs(ratio - 1) > tolerance:
-            told = f"branch_at={share:g} is step {config.n_steps} of {whole.n_steps} in {match.cell}"
-            other = f"step {first.n_steps} of {reference.n_steps} in {first_cell}, {ratio - 1:+.1%}"
             fix = ", train for longer, or set a larger 'tolerance'" if tolerance else ""
-            raise _mismatch(definition, f"{told} and {other}; choose shares that are whole steps of both{fix}")
+            raise _mismatch(
+                definition,
+                f"branch_at={share:g} is step {config.n_steps} of {whole.n_steps} in {match.cell} and step "
+                f"{first.n_steps} of {reference.n_steps} in {first_cell}, {ratio - 1:+.1%}; "
+                f"choose shares that are whole steps of both{fix}",
+            )
         branches.append(replace(match, cell=cell, config=config, free=None, ratio=ratio))
     return branches
 
@@ -156,9 +161,10 @@ def _branch_tokens(whole: RunConfig, share: float) -> int:
         raise ValueError(f"branch_at={share:g} of {whole.n_steps} steps is no step between them; train for longer")
     branch = whole.model_copy(update={"train_tokens": steps * whole.batch_tokens})
     if branch.warmup_steps > branch.stable_steps:
-        told = f"{steps} steps, of which {branch.warmup_steps} are warm-up and {steps - branch.stable_steps} decay"
-        fix = f"lower warmup_tokens={whole.warmup_tokens}, or branch later"
-        raise ValueError(f"branch_at={share:g} ends after {told}; {fix}")
+        raise ValueError(
+            f"branch_at={share:g} ends after {steps} steps, of which {branch.warmup_steps} are warm-up and "
+            f"{steps - branch.stable_steps} decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
+        )
     return branch.train_tokens
 
 

@@ -99,8 +99,10 @@ class Plan:
             _check_run(definition, first_proposal(definition))
             fixed = {"tokens": {"train_tokens"}, "steps": {"train_tokens", "batch_tokens"}}
             if varied := fixed.get(definition.matched, set()) & {*definition.varied}:
-                how = f"is matched in {definition.matched}, but varies {', '.join(sorted(varied))}; fix it"
-                raise ValueError(f"sweep {definition.name!r} {how}")
+                raise ValueError(
+                    f"sweep {definition.name!r} is matched in {definition.matched}, "
+                    f"but varies {', '.join(sorted(varied))}; fix it"
+                )
             return
         if definition.sampler == "grid":
             cells = definition.replicated_grid()
@@ -118,8 +120,9 @@ class Plan:
                 self.matches.append(cell_match)
         if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
-            fix = "change its axes, 'exclude' or 'constraints'"
-            raise ValueError(f"sweep {definition.name!r} has no cell to run{reason}; {fix}")
+            raise ValueError(
+                f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
+            )
 
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
@@ -252,8 +255,9 @@ class Plan:
                 config = definition.run_config(cell, definition.seeds[0])
                 feasible += [config] * is_allowed(definition, config)
         if not feasible:
-            message = "'exclude' and 'constraints' leave no point of the space; relax one of them"
-            raise ValueError(f"sweep {definition.name!r}: {message}")
+            raise ValueError(
+                f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
+            )
         points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
         return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
 
@@ -278,8 +282,10 @@ def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
     """Raises ValueError for a run too short to be pruned, a window that hides nothing (another name of the same run),
     and a tokenizer known to have more tokens than the run."""
     if config.sliding_window and config.sliding_window >= max(config.seq_len, config.eval_seq_len or 0):
-        told = f"sliding_window={config.sliding_window} hides nothing of seq_len={config.seq_len}"
-        raise ValueError(f"{told}: the run without one under another id; use null, or a smaller window")
+        raise ValueError(
+            f"sliding_window={config.sliding_window} hides nothing of seq_len={config.seq_len}: "
+            "the run without one under another id; use null, or a smaller window"
+        )
     if definition.prune:
         definition.prune.check_window(config.n_steps, config.log_every)
     size = known_size(config.tokenizer) if kind_of(config.corpus).is_tokenised else None

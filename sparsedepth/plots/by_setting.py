@@ -60,9 +60,9 @@ OUTLIER = 3.0
 def curves(store: Store) -> Drawing:
     """Training loss during training."""
     last = "max(tokens) over (partition by run_id)"  # in 50 bins, since single steps are noise
-    binned = f"select run_id, train_loss as value, ceil(50 * tokens / {last}) * {last} / 50 as x from curves"
     rows = store.frame(
-        f"select run_id, 'train_loss' as metric, x, avg(value) as value from ({binned}) where x > 0 and value is not "
+        "select run_id, 'train_loss' as metric, x, avg(value) as value from (select run_id, train_loss as value, "
+        f"ceil(50 * tokens / {last}) * {last} / 50 as x from curves) where x > 0 and value is not "
         "null group by all order by x, run_id"
     )
     notes = " The axis is that of the loss after the first fifth of training."

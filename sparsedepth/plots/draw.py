@@ -181,8 +181,9 @@ def drawable(
         progress(name, done / len(names))
         try:
             if is_paper and FIGURES[name].of_one_run:
-                many = "is a page of many panels, too many for one"
-                raise NothingToDraw(f"--style paper is a single column, and {name} {many}")
+                raise NothingToDraw(
+                    f"--style paper is a single column, and {name} is a page of many panels, too many for one"
+                )
             yield name, FIGURES[name].drawing(store, run)
         except NothingToDraw as reason:
             yield name, reason

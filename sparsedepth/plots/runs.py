@@ -154,9 +154,10 @@ def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.Dat
 def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
     """The rows of `layers` or `pairs` at the last step at which each run has each metric; of a trained one after its
     first step."""
-    last = "qualify step = max(step) over (partition by run_id, metric)"
-    is_trained = f"(step > 0 or run_id not in (select run_id from runs where {IS_TRAINED}))"
-    return store.frame(f"select * exclude (step) from {view} where ({condition}) and {is_trained} {last} order by all")
+    return store.frame(
+        f"select * exclude (step) from {view} where ({condition}) and (step > 0 or run_id not in (select run_id from "
+        f"runs where {IS_TRAINED})) qualify step = max(step) over (partition by run_id, metric) order by all"
+    )
 
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:

@@ -41,8 +41,10 @@ def check_enough_to_fit(held_out: ReadHeldOut, config: RunConfig | MeasureOnlyCo
         n_fit = held_out(config.seq_len, asked, skipped).n_tokens
         if n_fit <= width + 1:
             fix = f"raise {name}" if asked <= width + 1 else "use a longer corpus or a larger val_fraction"
-            told = f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped})"
-            raise ValueError(f"{told}, but d_model={width} needs more than {width + 1}; {fix}")
+            raise ValueError(
+                f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped}), "
+                f"but d_model={width} needs more than {width + 1}; {fix}"
+            )
 
 
 def check_same_text(source: Source, results: Path) -> None:
@@ -59,8 +61,10 @@ def check_same_text(source: Source, results: Path) -> None:
             return
         if not corpus.folder.is_symlink():
             shutil.rmtree(corpus.folder, ignore_errors=True)
-        told = f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: runs on the two"
-        raise ValueError(f"{told} texts cannot be compared; restore the text, or choose another --out")
+        raise ValueError(
+            f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: "
+            "runs on the two texts cannot be compared; restore the text, or choose another --out"
+        )
 
 
 def check_same_plugins(config: RunConfig, results: Path) -> None:
@@ -87,9 +91,11 @@ def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> 
             continue
         if before == runtime.precision:
             return
-        told = f"run {folder.name} of {results} was computed in {before}: the two cannot be compared"
-        fix = f"continue on the same kind of device, or set precision={before} and another --out"
-        raise ValueError(f"precision=auto is {runtime.precision} on {runtime.device.type}, but {told}; {fix}")
+        raise ValueError(
+            f"precision=auto is {runtime.precision} on {runtime.device.type}, "
+            f"but run {folder.name} of {results} was computed in {before}: the two cannot be compared; "
+            f"continue on the same kind of device, or set precision={before} and another --out"
+        )
 
 
 def _has_auto_precision(folder: Path) -> bool:

@@ -87,8 +87,8 @@ def measuring_config(
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
         lengths = {"seq_len": config.seq_len, "eval_seq_len": config.eval_seq_len}
         named = [name for name in lengths if lengths[name] not in (None, given.seq_len)]
-        told, fix = ", ".join(f"{name}={lengths[name]}" for name in named), f"leave {' and '.join(named)} out"
-        raise ValueError(f"{told}: the given tokens have {given.seq_len} per sequence; {fix}")
+        told = ", ".join(f"{name}={lengths[name]}" for name in named)
+        raise ValueError(f"{told}: the given tokens have {given.seq_len} per sequence; leave {' and '.join(named)} out")
     return config
 
 
@@ -98,9 +98,10 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
         for layer, x_BTD in enumerate(stream(loaded.probed, tokens_1T.to(loaded.probed.device))):
             if not x_BTD.isfinite().all():
                 where = f"after layer {layer} of {loaded.probed.n_layers}" if layer else "before its first layer"
-                told = f"{loaded.source} computes NaN or infinity {where} on the first sequence"
-                fix = "check its configuration for a wrong number, and its weights for too large values"
-                raise ValueError(f"{told}, so it cannot be scored; {fix}")
+                raise ValueError(
+                    f"{loaded.source} computes NaN or infinity {where} on the first sequence, so it cannot be scored; "
+                    "check its configuration for a wrong number, and its weights for too large values"
+                )
 
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:

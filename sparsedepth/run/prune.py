@@ -44,9 +44,12 @@ class Pruner:
                 continue  # resumed after this share: it was checked before, or has no rows
             loss, others = math.fsum(losses) / len(losses), self._finished_losses(share)
             if loss > (level := level_reached(self.rule, others)):
-                told = f"pruned at {share:.0%}: {self.rule.by} {loss:.4g} is above {level:.4g}, the level reached by"
-                best = f"the best {self.rule.keep:.0%} of {len(others)} finished runs"
-                raise PrunedRun(step, f"{told} {best} with n_layers={self.config.n_layers}")
+                raise PrunedRun(
+                    step,
+                    f"pruned at {share:.0%}: {self.rule.by} {loss:.4g} is above {level:.4g}, "
+                    f"the level reached by the best {self.rule.keep:.0%} of {len(others)} finished runs with "
+                    f"n_layers={self.config.n_layers}",
+                )
 
     def _finished_losses(self, share: float) -> list[float]:
         """The same mean for each finished run; math.inf if it diverged."""

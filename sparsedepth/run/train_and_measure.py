@@ -203,8 +203,10 @@ class RunJob:
     def _check_start_weights(self) -> None:
         start, weights = self.options.start, self.config.start_weights
         if weights != (start and start.loaded.weights_hash):
-            fix = "use `train RUN.yaml --from MODEL`, which sets start_weights, or remove start_weights"
-            raise ValueError(f"start_weights={weights} does not match the initial model; {fix}")
+            raise ValueError(
+                f"start_weights={weights} does not match the initial model; use `train RUN.yaml --from MODEL`, "
+                "which sets start_weights, or remove start_weights"
+            )
 
     def _facts(self, source: Source, runtime: Runtime, trained: TrainingResult) -> dict[str, Any]:
         """Provenance, kernels and data of the manifest."""

@@ -108,8 +108,10 @@ class Driver:
             if not self.leaves_when_idle and not storage.has_study(self.definition, self.storage_url, self.results):
                 address = storage.database_url(self.storage_url) if self.storage_url else None
                 name = storage_text(address, self.results / storage.JOURNAL)
-                fix = "give the same --storage as `sparsedepth sweep`, or start that first"
-                raise ValueError(f"{name} has no study of the sweep in {self.results}; {fix}")
+                raise ValueError(
+                    f"{name} has no study of the sweep in {self.results}; give the same --storage as `sparsedepth "
+                    "sweep`, or start that first"
+                )
         return self.run_queue()
 
     def run_queue(self) -> SweepResult:
@@ -208,9 +210,11 @@ class Driver:
     def _check_failures(self) -> None:
         """Raises ValueError if the sweep gave up, with the cause."""
         if len(failed := self._failed_in_a_row) >= MAX_FAILURES:
-            told = f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}"
-            fix = "fix the cause, and run the same command again with --retry-failed"
-            raise ValueError(f"{told}. See the logs in {self.results / 'work'}/*/log.txt, {fix}")
+            raise ValueError(
+                f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}. "
+                f"See the logs in {self.results / 'work'}/*/log.txt, fix the cause, "
+                "and run the same command again with --retry-failed"
+            )
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
@@ -276,8 +280,9 @@ class Driver:
             process = stopped_holder(lease_path(self.results, lease_id))
             if process and lease_id not in self._named:
                 self._named.add(lease_id)
-                told = (
-                    f"process {process} of this sweep is stopped (Ctrl-Z, SIGSTOP) and has {counted(n_tasks, 'task')}"
+                warnings.warn(
+                    f"process {process} of this sweep is stopped (Ctrl-Z, SIGSTOP) and has "
+                    f"{counted(n_tasks, 'task')}: continue it with `kill -CONT {process}`, "
+                    f"or end it with `kill -9 {process}`",
+                    stacklevel=2,
                 )
-                fix = f"continue it with `kill -CONT {process}`, or end it with `kill -9 {process}`"
-                warnings.warn(f"{told}: {fix}", stacklevel=2)

@@ -79,8 +79,10 @@ def deaths_error() -> ValueError:
     file = _stderr()
     file.seek(0)
     reason = last_line(file.read().decode(errors="replace"), "without a word; out of memory?")
-    fix = "finished runs are kept; fix the cause and run the same command again"
-    return ValueError(f"the process that starts the runs died repeatedly ({reason}); {fix}")
+    return ValueError(
+        f"the process that starts the runs died repeatedly ({reason}); finished runs are kept; "
+        "fix the cause and run the same command again"
+    )
 
 
 def start_run(

@@ -109,8 +109,10 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
             fields = ", ".join(key for key in keys if before.base.get(key) != definition.base.get(key))
             reason = f"base differs in {fields}"
             fix = f"keep its base and vary {fields} under 'space', or {fix}"
-        together = "best, plot, effects and recipe read several folders at once: best A B"
-        raise ValueError(f"{results} holds another sweep ({reason}), not {definition.name!r}; {fix} ({together})")
+        raise ValueError(
+            f"{results} holds another sweep ({reason}), not {definition.name!r}; {fix} (best, plot, "
+            "effects and recipe read several folders at once: best A B)"
+        )
 
 
 def delete_leftovers(results: Path) -> None:

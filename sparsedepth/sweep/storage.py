@@ -117,8 +117,9 @@ def folder_id(results: Path) -> uuid.UUID:
     try:
         return uuid.UUID(hex=path.read_text(errors="replace"))
     except ValueError:
-        fix = "delete it, and run the same command to rebuild the study from the runs"
-        raise ValueError(f"{path} is damaged; {fix}") from None
+        raise ValueError(
+            f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs"
+        ) from None
 
 
 def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
@@ -137,8 +138,9 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
                     os.truncate(journal, start)
             return optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-            fix = "delete it, and run the same command to rebuild it"
-            raise ValueError(f"{journal} is damaged ({type(error).__name__}); {fix}") from None
+            raise ValueError(
+                f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
+            ) from None
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:
@@ -195,8 +197,10 @@ class ConnectionRetry:
         if self._lost_since is None:
             self._lost_since = now
             since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
-            minutes = f"{RETRY_SECONDS / 60:.0f} minutes"
-            warnings.warn(f"the study's database has not answered since {since}; retrying for {minutes}", stacklevel=2)
+            warnings.warn(
+                f"the study's database has not answered since {since}; retrying for {RETRY_SECONDS / 60:.0f} minutes",
+                stacklevel=2,
+            )
         if now > self._lost_since + RETRY_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
@@ -215,9 +219,10 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
         check_disk_space(results)
         cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
         message = " ".join(str(cause).split())
-        fix = "finished runs are kept: run the same command again to resume"
         place = storage_text(database_url(url) if url else None, results / JOURNAL)
-        raise ValueError(f"{place} cannot be used: {message}; {fix}") from None
+        raise ValueError(
+            f"{place} cannot be used: {message}; finished runs are kept: run the same command again to resume"
+        ) from None
     except OSError:
         check_disk_space(results)
         raise
@@ -247,5 +252,6 @@ def check_disk_space(results: Path, *, is_too_little: bool = False) -> None:
     if why:
         is_there = results.is_dir()
         fix = "fix the cause and run the same command again" if is_there else "give --out where it is now"
-        kept = "finished runs are kept, and no attempt of a run was used up"
-        raise ValueError(f"{results} cannot be written ({why}); {kept}: {fix}")
+        raise ValueError(
+            f"{results} cannot be written ({why}); finished runs are kept, and no attempt of a run was used up: {fix}"
+        )

@@ -70,8 +70,9 @@ class CudaCapture:
                 row = step()
         except RuntimeError as error:
             cause = error.__context__ or error  # the error at the end of a broken capture hides the cause
-            text = "cannot capture the training step as a CUDA graph; set --runtime cuda_graph=false"
-            raise RuntimeError(f"{text}: {cause}") from cause
+            raise RuntimeError(
+                f"cannot capture the training step as a CUDA graph; set --runtime cuda_graph=false: {cause}"
+            ) from cause
 
         def replay() -> Tensor:
             graph.replay()

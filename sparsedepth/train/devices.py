@@ -57,9 +57,10 @@ class Devices:
         """This process's rows of a global batch. Raises ValueError if it has no equal shares."""
         n_sequences = len(batch)
         if n_sequences % self.size:
-            told = f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares"
-            fix = f"start a number of processes that divides {n_sequences}"
-            raise ValueError(f"{told} for {self.size} processes; {fix}")
+            raise ValueError(
+                f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
+                f"processes; start a number of processes that divides {n_sequences}"
+            )
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
@@ -177,11 +178,15 @@ def world() -> tuple[int, int]:
 def check_world(parallel: Parallel) -> None:
     """Raises ValueError if `parallel` does not fit the way in which this process was started."""
     if parallel != "none" and not {"WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
-        start = "torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
-        raise ValueError(f"parallel={parallel!r} needs one process for each device, started by torchrun: {start}")
+        raise ValueError(
+            f"parallel={parallel!r} needs one process for each device, started by torchrun: "
+            "torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
+        )
     if parallel == "none" and world()[1] > 1:
-        fix = "start it without torchrun, or set parallel to ddp (the model fits on each device) or fsdp"
-        raise ValueError(f"parallel='none', but this is one of {world()[1]} processes: {fix}")
+        raise ValueError(
+            f"parallel='none', but this is one of {world()[1]} processes: start it without torchrun, "
+            "or set parallel to ddp (the model fits on each device) or fsdp"
+        )
 
 
 @contextmanager
@@ -205,8 +210,9 @@ def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
         is_loss = isinstance(error, dist.DistError) or re.search("gloo|nccl|closed by peer", str(error).lower())
         if not is_loss:
             raise
-        told = "another process of this run, which ended or hangs (its own message says why)"
-        fix = "the same command continues from the last checkpoint"
-        raise LostError(f"process {rank} of {size} lost {told}; {fix}") from error
+        raise LostError(
+            f"process {rank} of {size} lost another process of this run, which ended or hangs (its own message says "
+            "why); the same command continues from the last checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()

@@ -257,8 +257,10 @@ class TrainingState:
         position = shared or own
         if position:
             if position.precision not in (None, self.runtime.precision):
-                now = f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}"
-                told = f"{now}, but the run's first {position.step} steps were computed in {position.precision}"
+                told = (
+                    f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, "
+                    f"but the run's first {position.step} steps were computed in {position.precision}"
+                )
                 fix = f"continue on the device it began on, or delete {trunk if shared else folder} to start again"
                 raise ValueError(f"{told}; {fix}")
             if position.data_hash not in (None, self.data_hash):
@@ -300,8 +302,10 @@ def divergence(
     if not math.isfinite(grad_norm):
         return f"gradient norm is {grad_norm}"
     if first_loss is not None and logged_loss is not None and min(loss, logged_loss) > factor * first_loss:
-        limit = f"more than {factor:g} times the first step's {first_loss:.3g}"
-        return f"loss {loss:.3g} is {limit}, as at the last logged step"
+        return (
+            f"loss {loss:.3g} is more than {factor:g} times the first step's {first_loss:.3g}, "
+            "as at the last logged step"
+        )
     return None
 
 

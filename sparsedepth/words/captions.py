@@ -152,8 +152,9 @@ def depth_caption(points: "pd.DataFrame", n_settings: int, n_single: int, n_dive
         text += " Geometric means on logarithmic axes."
     text += " Dotted: every block is needed." * ("needed_layers" in names)
     if "residual_variance_last" in names:
-        effect = "points of unequal lr do not show the effect of a setting on it"
-        text += lr_range(points["lr"], f"{CHANGES_VARIANCE}: {effect}")
+        text += lr_range(
+            points["lr"], f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
+        )
     n_further = points["setting"].nunique() - n_settings
     text += not_shown(n_further, "further setting", ", of fewer depths or of a higher loss")
     return (
@@ -195,13 +196,17 @@ def link_title(found: Sequence["Link"], n_shown: int, n_points: int) -> str:
 
 def front_caption(cells: "pd.DataFrame", noun: str, names: Sequence[str], has_bars: bool) -> str:
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
-    ringed = f"Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front of {', '.join(names)}."
-    return f"{counted(len(cells), noun)}, {spread}. {ringed} Line: the Pareto front of the panel's two quantities."
+    return (
+        f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
+        f"front of {', '.join(names)}. Line: the Pareto front of the panel's two quantities."
+    )
 
 
 def slices_caption(n: int) -> str:
-    text = f"Each dot: one of {counted(n, 'proposal')}, later ones darker."
-    return f"{text} Selection bias: the best of many is optimistic. Run it again with new seeds."
+    return (
+        f"Each dot: one of {counted(n, 'proposal')}, later ones darker. Selection bias: "
+        "the best of many is optimistic. Run it again with new seeds."
+    )
 
 
 FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": ""}
@@ -245,8 +250,9 @@ def law_caption(fitted: "FittedLaw", boot: "Bootstrap | None") -> str:
     kind = (
         f"95% band and intervals: bootstrap over {units_text(fitted)}" if boot else "95% intervals: from the Jacobian"
     )
-    loss = f"E = {fitted.parameters['E'].value:.3f} nat/token"
-    return f"{law_text(fitted.law)}; {loss}. {fitted.n_points} points. {kind}."
+    return (
+        f"{law_text(fitted.law)}; E = {fitted.parameters['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
+    )
 
 
 def effects_caption(has_lr: bool, n_diverged: int) -> str:

@@ -58,8 +58,10 @@ def weakness_text(found: "CommonWeakness | None") -> str:
     """The weakness of most finished runs, with their loss and that of the table or chance; empty without one."""
     if found is None:
         return ""
-    losses = f"val_loss {found.loss:.4g} against {found.other:.4g} nat/token"
-    return f"{_REASONS[found.kind]} ({found.n_weak} of {found.n_finished} runs; {losses})"
+    return (
+        f"{_REASONS[found.kind]} ({found.n_weak} of {found.n_finished} runs; "
+        f"val_loss {found.loss:.4g} against {found.other:.4g} nat/token)"
+    )
 
 
 def notes_on_run(reasons: "Mapping[Reason, list[str]]") -> list[str]:

@@ -227,5 +227,7 @@ def equal_loss_line(found: "AtEqualLoss") -> str:
         f"{setting} {middle:+.2g} ({middle - half:+.2g} to {middle + half:+.2g})"
         for setting, middle, half in found.effects
     ]
-    within = f"within a setting {found.within.slope:+.2g} layers per nat/token, r {found.within.r:+.2f}"
-    return f"at equal {found.loss}, {found.n_layers} layers ({within}): {'; '.join(effects)}"
+    return (
+        f"at equal {found.loss}, {found.n_layers} layers (within a setting {found.within.slope:+.2g} layers per "
+        f"nat/token, r {found.within.r:+.2f}): {'; '.join(effects)}"
+    )

@@ -27,8 +27,9 @@ def judgement_lines(found: "Judgement") -> list[str]:
         fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text,
     ]
     if found.luck and found.luck[0] > 1:
-        seems = f"would seem better by {found.luck[1]:.2g}, by luck alone"
-        lines.append(f"The lowest of {found.luck[0]} equal variants {seems}.")
+        lines.append(
+            f"The lowest of {found.luck[0]} equal variants would seem better by {found.luck[1]:.2g}, by luck alone."
+        )
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""

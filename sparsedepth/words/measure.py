@@ -35,8 +35,10 @@ def notes_text(notes: "Iterable[str]") -> str:
 def model_text(result: "MeasurementResult") -> str:
     """'models/llama: llama, 12 layers, d_model 256, 9,000,000 parameters'."""
     facts = result.loaded.facts
-    sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
-    return f"{result.loaded.source}: {facts.family}, {sizes}"
+    return (
+        f"{result.loaded.source}: {facts.family}, {facts.n_layers} layers, d_model {facts.d_model}, "
+        f"{facts.params_total:,} parameters"
+    )
 
 
 def tokens_text(tokens: "ScoredTokens") -> str:
@@ -52,9 +54,10 @@ def tokens_text(tokens: "ScoredTokens") -> str:
 
 def evaluation_text(evaluation: "Evaluation", note: str) -> str:
     """The scores of a task with their errors; `note` says where they are stored."""
-    task = f"{evaluation.task} (version {evaluation.task_version})"
     without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    lines = [f"{task}{without}: {evaluation.n} documents  {note}".rstrip()]
+    lines = [
+        f"{evaluation.task} (version {evaluation.task_version}){without}: {evaluation.n} documents  {note}".rstrip()
+    ]
     for result in evaluation.results:
         value = "-" if result.value is None else f"{result.value:.4g}"
         error = "" if result.stderr is None else f" +- {result.stderr:.2g}"

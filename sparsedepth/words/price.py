@@ -53,8 +53,10 @@ def assumption_lines(priced: "PricedSweep") -> list[str]:
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
     shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
-    devices = f"{price.setup.devices} x {price.setup.device}{threads}{processes}{shared}"
-    lines = [f"time: {duration(price.seconds.low)} to {duration(price.seconds.high)} on {devices}"]
+    lines = [
+        f"time: {duration(price.seconds.low)} to {duration(price.seconds.high)} on {price.setup.devices} x "
+        f"{price.setup.device}{threads}{processes}{shared}"
+    ]
     if price.setup.time_ratios:
         lines.append(f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}")
     elif not price.is_calibrated:
@@ -76,8 +78,9 @@ def assumption_lines(priced: "PricedSweep") -> list[str]:
 def shortage_text(shortage: "MemoryShortage") -> str:
     """By how much the largest run exceeds its share of the device's memory, and the fix."""
     fewer = "fewer --workers, or " if shortage.is_shared else ""
-    more = "more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
-    none_fits = f"even micro_batch=1 does not fit; use {fewer}{more}"
+    none_fits = (
+        f"even micro_batch=1 does not fit; use {fewer}more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+    )
     fix = f"use --runtime micro_batch={shortage.micro_batch}" if shortage.micro_batch else none_fits
     return f"memory: {size(shortage.needed)} does not fit into {size(shortage.available)}: {fix}"
 

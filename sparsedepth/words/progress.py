@@ -54,10 +54,14 @@ def running_lines(progress: "Progress") -> list[str]:
 def progress_lines(progress: "Progress") -> list[str]:
     """A bar, the running runs, why runs failed, and the best so far: the display of a terminal."""
     filled = round(BAR * progress.share)
-    counts = f"{progress.complete}/{progress.expected} runs, {len(progress.failed)} failed"
-    bar = f"{progress.definition.name} {'━' * filled}{'╌' * (BAR - filled)} {progress.share:4.0%}"
     causes = Counter(str(state.reason) for state in progress.failed).most_common(3)
     failed = [f"  failed {count}x: {visible(reason)[:150]}" for reason, count in causes]
     best = progress.best
     found = [f"  best so far: {progress.definition.objective} {best[0]:.4g}, {progress.name(best[1])}"] if best else []
-    return [f"{bar}  {counts}  {time_text(progress)}", *running_lines(progress), *failed, *found]
+    return [
+        f"{progress.definition.name} {'━' * filled}{'╌' * (BAR - filled)} {progress.share:4.0%}  "
+        f"{progress.complete}/{progress.expected} runs, {len(progress.failed)} failed  {time_text(progress)}",
+        *running_lines(progress),
+        *failed,
+        *found,
+    ]

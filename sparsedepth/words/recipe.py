@@ -67,10 +67,12 @@ def difference_text(effect: "Effect") -> str:
     assert effect.estimate is not None
     sign = -1 if effect.estimate < 0 and effect.unit != "ln ratio" else 1
     ends = sorted(sign * end for end in (effect.lo, effect.hi) if end is not None)
-    size = f"{size_text(sign * effect.estimate, effect.unit)}{unit_text(effect.unit)}"
     interval = f" ({' to '.join(size_text(end, effect.unit) for end in ends)})" if ends else ""
     by = "," if effect.unit == "ln ratio" else " by"
-    return f"{effect.outcome} {'lower' if effect.estimate < 0 else 'higher'}{by} {size}{interval}"
+    return (
+        f"{effect.outcome} {'lower' if effect.estimate < 0 else 'higher'}{by} "
+        f"{size_text(sign * effect.estimate, effect.unit)}{unit_text(effect.unit)}{interval}"
+    )
 
 
 def _cost_text(effect: "Effect") -> str:

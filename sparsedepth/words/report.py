@@ -97,8 +97,10 @@ def _missed(rows: "pd.DataFrame") -> str:
     size, unit = rows["detectable"].median(), rows["unit"].iloc[0]
     is_ratio = unit == "ln ratio"
     factor = "a factor nearer to 1 than about " if is_ratio else "a change smaller than about "
-    named = f"{size_text(abs(size), unit, times='')}{'' if is_ratio else f' {unit}'}"
-    return f"; {factor}{named} would probably not have been seen"
+    return (
+        f"; {factor}{size_text(abs(size), unit, times='')}{'' if is_ratio else f' {unit}'} would probably not have "
+        "been seen"
+    )
 
 
 # Depth
@@ -120,8 +122,10 @@ def depth_sentence(compared: Mapping[str, "pd.DataFrame"], cells: "Cells") -> st
         else:
             best = shown.iloc[0]
             less = "less" if best["estimate"] < 0 else "more"
-            size = f"{abs(best['estimate']):.3g} {cells.unit}"
-            text = f"{best['n_layers']} layers have {size} {less} {cells.outcome} than {int(rows['n_layers'].min())}"
+            text = (
+                f"{best['n_layers']} layers have {abs(best['estimate']):.3g} {cells.unit} {less} {cells.outcome} "
+                f"than {int(rows['n_layers'].min())}"
+            )
             if basis == "flops":
                 text += f": depth {'earns' if less == 'less' else 'does not earn'} its cost"
         budget = f" ({flops_text(rows['train_flops'].mean())})" if basis == "flops" else ""
@@ -182,8 +186,10 @@ def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[
     """The best proposal, cautions, and the commands for more. `search`: what it was; `folders`: as in a command."""
     value = ranking.table.records()[0][ranking.by]
     shown = "no value" if value is None else f"{value:.4g}"
-    setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
-    yield f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {shown} at {setting}."
+    yield (
+        f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {shown} at "
+        f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}."
+    )
     if degenerate := degenerate_text(ranking):
         yield f"{degenerate}."
     yield sentence_of(f"{search}: sparsedepth best {folders} --again again.yaml")

@@ -38,8 +38,10 @@ def search_text(search: "SweepDefinition") -> str:
     """'a TPE search over lr, without a baseline; ...'."""
     kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
     front = ", and which proposals are on the front is partly chance," if len(search.objectives) > 1 else ""
-    optimism = f"the best of many is optimistic{front} until run with new seeds"
-    return f"a {kind} search over {', '.join(search.varied)}, without a baseline; {optimism}"
+    return (
+        f"a {kind} search over {', '.join(search.varied)}, without a baseline; "
+        f"the best of many is optimistic{front} until run with new seeds"
+    )
 
 
 def layers_hint(outcome: str) -> str:

@@ -101,8 +101,10 @@ def _of_fit(fit: "FittedLaw", doubts: "Doubts") -> Iterator[str]:
             f"trade against each other, and each exponent depends on the law's form"
         )
     if doubts.condition is not None:
-        condition = f"the Jacobian's condition number is {doubts.condition:.2g}, above {doubts.condition_above:g}"
-        yield f"{condition}: some terms cannot be separated"
+        yield (
+            f"the Jacobian's condition number is {doubts.condition:.2g}, above {doubts.condition_above:g}: "
+            "some terms cannot be separated"
+        )
 
 
 def _of_parameter(doubt: "ParameterDoubt", factor: float) -> str:
@@ -143,8 +145,11 @@ def crossover_sentence(one: "Crossover") -> str:
 
 def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
     """A sentence for each depth and setting."""
-    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
-    return [f"{head} (95%: seeds, and the choice of lr where it was tuned)", *map(crossover_sentence, found)]
+    return [
+        "worth its cost: less loss than every shallower depth at equal training FLOPs (95%: seeds, "
+        "and the choice of lr where it was tuned)",
+        *map(crossover_sentence, found),
+    ]
 
 
 # A setting

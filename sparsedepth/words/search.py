@@ -41,5 +41,7 @@ def importance_lines(found: Sequence["OfObjective"], search: str) -> Iterator[st
         elif not of.importances:
             yield f"  no analysis: it needs {of.min_proposals} finished proposals and an axis that varies"
         for each in of.importances:
-            best = f"the best {counted(of.n_best, 'proposal')}: {each.best}"
-            yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}; {best}"
+            yield (
+                f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}; the best "
+                f"{counted(of.n_best, 'proposal')}: {each.best}"
+            )

@@ -133,16 +133,21 @@ def remark_lines(summary: "SweepSummary") -> list[str]:
 
 def other_runs_text(n: int) -> str:
     """A line about complete runs of the folder that are not in its definition; '' if there are none."""
-    told = f"{n} other complete runs are in the folder (from an earlier version of the definition, or `train`)"
-    fix = "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
-    return f"{told}; {fix}" if n else ""
+    return (
+        f"{n} other complete runs are in the folder (from an earlier version of the definition, or `train`); query, "
+        "best, plot, effects and recipe include them; to exclude them, move them out of runs/"
+        if n
+        else ""
+    )
 
 
 def stuck_text(stuck: "StuckTasks") -> str:
     """Which tasks of the last array repeatedly reach their time limit without progress, and the fix."""
-    told = f"{stuck.tasks} tasks of job {stuck.job} reached their time limit {stuck.times} times in a row"
-    reason = f"{stuck.seconds} s is too short to start and write a checkpoint; {time_advice(stuck.advised_minutes)}"
-    return f"{told} without progress, and {stuck.given_up} of them gave up: {reason}"
+    return (
+        f"{stuck.tasks} tasks of job {stuck.job} reached their time limit {stuck.times} times in a row without "
+        f"progress, and {stuck.given_up} of them gave up: {stuck.seconds} s is too short to start and write a "
+        f"checkpoint; {time_advice(stuck.advised_minutes)}"
+    )
 
 
 def time_advice(minutes: int) -> str:

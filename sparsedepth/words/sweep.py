@@ -61,8 +61,10 @@ def mismatch_fix(definition: "SweepDefinition", ratio: float, free: str | None) 
     if free is None:
         example = "train_tokens" if definition.matched == "flops" else "d_ff"
         return f"name a size to solve for: 'free: {example}', or change the cells"
-    off = f"{ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}"
-    return f"that is {off}, at the best {free}; choose another 'free', a larger model, or a larger 'tolerance'"
+    return (
+        f"that is {ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}, at the best {free}; choose another 'free', "
+        "a larger model, or a larger 'tolerance'"
+    )
 
 
 def excess_text(excess: Mapping[Any, float], bounds: Mapping[Any, float]) -> str:
@@ -89,8 +91,10 @@ def probe_text(probe: "Probe", results: "Path", python: str) -> str:
     if state == "COMPLETED":
         return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
     if not probe.has_ended:
-        told = f"the probe task on {node} has not ended in {probe.limit:.0f} s and was cancelled"
-        return f"{told}; check that {node} can read {results} and start {python}"
+        return (
+            f"the probe task on {node} has not ended in {probe.limit:.0f} s and was cancelled; "
+            f"check that {node} can read {results} and start {python}"
+        )
     texts = {
         "3": f"{results} is not visible on {node}; give an --out on storage shared by all nodes",
         "4": f"{node} cannot run {python} with sparsedepth; install it on storage that nodes share",
