@@ -100,9 +100,11 @@ def _packages() -> Iterator[Finding]:
     for text in declared:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            name, versions = requirement.name, requirement.specifier
+            name = requirement.name
+            versions = requirement.specifier
             load = functools.partial(importlib.import_module, name) if name in IMPORTED else None
-            fix, rebuild = f"pip install '{name}{versions}'", f"{_REINSTALL} '{name}==VERSION'"
+            fix = f"pip install '{name}{versions}'"
+            rebuild = f"{_REINSTALL} '{name}==VERSION'"
             yield _package(name, "not installed", fix, load, rebuild, versions)
 
 
@@ -113,7 +115,8 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
     if torch_works:
         from sparsedepth.model import attention, kernels, moe_kernels
 
-        flash, blocks = kernels.INSTALL_FLASH, kernels.INSTALL_MEGABLOCKS
+        flash = kernels.INSTALL_FLASH
+        blocks = kernels.INSTALL_MEGABLOCKS
         yield _package("flash-attn", "for attention", flash, attention.load_flash, kernels.REBUILD_FLASH)
         yield _package("stanford-stk", "for megablocks", blocks)
         yield _package("megablocks", "for experts", blocks, moe_kernels.load_megablocks)
@@ -152,7 +155,8 @@ def _devices() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     yield Finding(group="system", name="threads", fact=f"{counted(threads, 'thread')} in torch")
     if not torch.cuda.is_available():
-        cuda_version, driver = torch.version.cuda, shutil.which("nvidia-smi")
+        cuda_version = torch.version.cuda
+        driver = shutil.which("nvidia-smi")
         fact = f"torch is built for CUDA {cuda_version} but finds no GPU"
         if not cuda_version:
             fact = "torch is built without CUDA"
@@ -179,7 +183,8 @@ def _kernels() -> Iterator[Finding]:
     for part, obstacles in OBSTACLES.items():
         choice = choose(part, "auto", setting)
         for kernel, obstacle in obstacles.items():
-            problem, is_chosen = obstacle(setting), kernel == choice.kernel
+            problem = obstacle(setting)
+            is_chosen = kernel == choice.kernel
             if problem:
                 yield Finding(group=part, name=kernel, state="cannot run", fact=problem.reason, fix=problem.fix)
                 continue

@@ -51,7 +51,8 @@ class PlotCommand(option.FolderOptions):
         from sparsedepth.plots.page import FORMATS
         from sparsedepth.store.connection import open_store
 
-        out, format = None if self.out is None else option.path(self.out), self.format
+        out = None if self.out is None else option.path(self.out)
+        format = self.format
         suffix = "" if out is None or out.is_dir() else out.suffix.lower()
         if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
             raise ValueError(f"-o {str(out)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")

@@ -48,7 +48,8 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
         return values
     typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "import": MAP_KEYS}
     keys = ", ".join([name for name in typical[kind] if name in values][:3])
-    (noun, command), name = KINDS[kind], name_of(file)
+    noun, command = KINDS[kind]
+    name = name_of(file)
     raise ValueError(f"{name} is {noun} (it has {keys}), not {KINDS[expected][0]}; use: sparsedepth {command} {name}")
 
 
@@ -103,7 +104,8 @@ def single_run_sweep(file: Input, settings: Settings | None = None) -> SweepDefi
 
 def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple[dict[str, Any], RunConfig]:
     """The values of a run and the run. A mistake is that of --set if the file is valid without it."""
-    own, changes = read_input(file, "run"), parse_settings(settings or [])
+    own = read_input(file, "run")
+    changes = parse_settings(settings or [])
     filled = start.values if start else dict
     values = filled({**own, **changes})
     try:

@@ -72,7 +72,8 @@ class MeasureCommand:
         from sparsedepth.store.run_record import check_place
         from sparsedepth.train.runtime import find_device, measuring_device
 
-        watch, written = Stopwatch(), None if self.out is None else option.path(self.out)
+        watch = Stopwatch()
+        written = None if self.out is None else option.path(self.out)
         paths = (self.tokens, self.fit_tokens, self.targets)
         scored, fit, aims = (None if path is None else Path(path) for path in paths)
         if scored is not None and self.data is not None:
@@ -92,7 +93,8 @@ class MeasureCommand:
         with bar("loading the model") as report:
             loaded = load_model(str(self.model), device=measuring_device(find_device(self.device)))
             config = measuring_config(loaded, {**own, **changes}, given)
-            begin, measured = partial(report, "reading the text", 0.0), partial(report, "measuring")
+            begin = partial(report, "reading the text", 0.0)
+            measured = partial(report, "measuring")
             with tokens_to_measure(loaded, config, self.data, given, begin) as source:
                 return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
 
@@ -118,9 +120,11 @@ def measure(
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.store.degeneracy import reasons_of_run
 
-    result, out = given.compute(), given.out
+    result = given.compute()
+    out = given.out
     if format == "table":
-        summary, facts = result.measurements.summary, result.loaded.facts
+        summary = result.measurements.summary
+        facts = result.loaded.facts
         print(model_text(result))
         if result.given is not None:
             print(tokens_text(scored_tokens(result.given, result.config, is_halved=given.fit_tokens is None)))
@@ -170,7 +174,8 @@ def scored_tokens(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halve
 def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
     """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
     values are null."""
-    measured, scores = result.measurements, []
+    measured = result.measurements
+    scores = []
     for column, value, interval in with_intervals(measured.summary):
         quantity = column.quantity
         if quantity and not column.part and column.unit != "token":

@@ -164,9 +164,12 @@ def is_settled(definition: SweepDefinition, states: list[RunState], expected: in
 
 def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
-    definition, expected = plan.definition, plan.expected
+    definition = plan.definition
+    expected = plan.expected
     index = ResultsIndex(array.results, definition)
-    runs, printed, end = None, None, math.inf
+    runs = None
+    printed = None
+    end = math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
             active = None  # while Slurm does not answer

@@ -47,7 +47,8 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         if self.on in (None, "slurm"):  # another machine may have the text
             preflight.check_corpora(preflight.field_values(definition), self.out)
         plan = Plan(definition)
-        power, array = detectable_effects(plan, self.pilot, self.seed_sd, self.effect), self._array(plan)
+        power = detectable_effects(plan, self.pilot, self.seed_sd, self.effect)
+        array = self._array(plan)
         if self.on is not None and self.calibrated:
             raise ValueError(f"--on {self.on} assumes another machine; --calibrate times steps on this one")
         if array:
@@ -120,7 +121,8 @@ def plan(
     from sparsedepth.words.power import power_text
 
     found = given.compute()
-    power, lines = found.power, []
+    power = found.power
+    lines = []
     powers = {"power": [asdict(row) for row in power.powers]} if power else {}
     pricing.print_price(found.plan, found.priced, format, **powers)
     if power:
@@ -136,7 +138,9 @@ def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":
     """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
     from sparsedepth.plan.price import pricing_setup, with_finished, workers_per_gpu
 
-    gpus, per_run, runtime = given.gpus, given.gpus_per_run, runtime_config(given, stack=given.stack)
+    gpus = given.gpus
+    per_run = given.gpus_per_run
+    runtime = runtime_config(given, stack=given.stack)
     if given.device != "auto":
         raise ValueError(f"--on {on} and --device {given.device} both name a device; give one of them")
     n_gpus = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else per_run
@@ -170,12 +174,15 @@ def detectable_effects(
     from sparsedepth.effects.power import PilotNoise, measure_power, pilot_noise
     from sparsedepth.store.connection import open_store
 
-    objective, tuned = definition.objective, tuple(definition.tune)
+    objective = definition.objective
+    tuned = tuple(definition.tune)
     if pilot is None:
-        noise, source = PilotNoise(own=seed_sd or 0.0), "assumed"
+        noise = PilotNoise(own=seed_sd or 0.0)
+        source = "assumed"
     else:
         with open_store(pilot) as store:
-            noise, source = pilot_noise(store.frame("select * from runs"), objective), f"of {pilot}"
+            noise = pilot_noise(store.frame("select * from runs"), objective)
+            source = f"of {pilot}"
     configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:

@@ -94,7 +94,8 @@ def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Pric
 def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
     from sparsedepth.plan.price import fitting_micro_batch
 
-    memory, sharing = price.setup.assumed.memory, price.setup.place.sharing
+    memory = price.setup.assumed.memory
+    sharing = price.setup.place.sharing
     if memory is None or price.memory_bytes <= (available := memory / sharing):
         return None
     fitting = fitting_micro_batch(plan.expected_runs(), price.setup, available)

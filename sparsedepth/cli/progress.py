@@ -74,8 +74,10 @@ class ProgressDisplay:
     elsewhere a line per complete run, and all every QUIET_SECONDS."""
 
     def __init__(self, definition: SweepDefinition, expected: int, results: Path):
-        self.definition, self.expected = definition, expected
-        self.results, self.summaries = results, dict[str, Mapping[str, Any]]()
+        self.definition = definition
+        self.expected = expected
+        self.results = results
+        self.summaries = dict[str, Mapping[str, Any]]()
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.started = self.printed_at = time.monotonic()
@@ -119,17 +121,22 @@ class ProgressDisplay:
         shared = dict(zip((config.run_id for config in configs), shared_steps(configs), strict=True))
         done = total = gained = 0.0
         for state in states:
-            steps, taken_over, flops_per_step = 1, 0, 1.0
+            steps = 1
+            taken_over = 0
+            flops_per_step = 1.0
             if config := state.config:
-                steps, taken_over = config.n_steps, shared[config.run_id]
+                steps = config.n_steps
+                taken_over = shared[config.run_id]
                 flops_per_step = float(cost(config).flops_per_token * config.batch_tokens)
             steps_done = steps if state.state in WITHOUT_RESULT else state.done * steps
             own = max(steps_done - taken_over, 0.0) * flops_per_step
             gained += own - self.initial.setdefault(state.run_id, own)
-            done, total = done + own, total + (steps - taken_over) * flops_per_step
+            done = done + own
+            total = total + (steps - taken_over) * flops_per_step
         self.expected = max(self.expected, len(states))  # tuning may have extended a grid
         total *= self.expected / max(1, len(states))  # of runs at values that tuning has yet to choose
-        elapsed, share = time.monotonic() - self.started, done / total if total else 0.0
+        elapsed = time.monotonic() - self.started
+        share = done / total if total else 0.0
         return Progress(
             definition=self.definition,
             states=states,

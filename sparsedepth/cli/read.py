@@ -59,7 +59,8 @@ def query(
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
-    folders, sql = list(arguments or []), None
+    folders = list(arguments or [])
+    sql = None
     if folders and not os.path.exists(last := folders[-1]) and (not last or any(map(str.isspace, last))):
         sql = folders.pop()
     if not folders and ask != LIST:

@@ -68,7 +68,8 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.store.packs import no_run_text
         from sparsedepth.store.search import search_of
 
-        out, paths = None if self.out is None else option.path(self.out), self.paths
+        out = None if self.out is None else option.path(self.out)
+        paths = self.paths
         if out is not None:
             check_parent(out)
             if out.suffix not in (".yaml", ".yml"):
@@ -115,7 +116,8 @@ def derive(
     from sparsedepth.store.packs import is_pack
     from sparsedepth.words.recipe import FINDINGS, ROWS, card_text
 
-    out, card = given.out, given.compute()
+    out = given.out
+    card = given.compute()
     if format == "json":
         print(card.model_dump_json(indent=1, by_alias=True))
         return
@@ -160,13 +162,15 @@ def verify(
     from sparsedepth.store.connection import open_store
     from sparsedepth.words.recipe import ingredient_texts, verification_text
 
-    derived, out = read_card(card), option.path(given.out)  # errors are reported before torch is imported
+    derived = read_card(card)
+    out = option.path(given.out)  # errors are reported before torch is imported
     definition = build(SweepDefinition, verification_fields(derived, seeds), "the card's verification")
 
     from sparsedepth.sweep.driver import Driver
 
     driver = Driver(Plan(definition), out, machine_of(given, given.max_attempts))
-    names, expected = ", ".join(configurations(derived)), driver.plan.expected
+    names = ", ".join(configurations(derived))
+    expected = driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
     result = run_driver(driver, retry_failed=given.retry_failed)
     if result.stop() or result.unfinished:

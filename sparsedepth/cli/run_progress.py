@@ -24,7 +24,8 @@ def bar(title: str) -> Generator[Callable[..., None], None, None]:
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
-        printed_at, time_left = -math.inf, TimeLeft()
+        printed_at = -math.inf
+        time_left = TimeLeft()
 
         def report(phase: str, done: float, loss: float | None = None) -> None:
             nonlocal printed_at

@@ -95,7 +95,8 @@ def fit(
         return
     aside = sys.stdout if format == "table" else sys.stderr  # stdout carries data for programs
     print(wrapped(law_heading(report)), end="", file=aside)
-    table, optional = parameter_table(report), ("stderr", "bootstrap_lo bootstrap_hi")
+    table = parameter_table(report)
+    optional = ("stderr", "bootstrap_lo bootstrap_hi")
     print(fitted_table(table, optional).text if format == "table" else render(table, format))
     print(wrapped(law_closing(report)), end="", file=aside)
 

@@ -48,7 +48,8 @@ def machine_of(given: option.WorkerOptions, max_attempts: int = 2, nodes: int = 
     """The devices and workers of a command. Raises ValueError for GPUs that do not exist."""
     from sparsedepth.sweep.machine import machine, parse_gpus
 
-    gpus, runtime = parse_gpus(given.gpus) if given.gpus else None, runtime_config(given, stack=given.stack)
+    gpus = parse_gpus(given.gpus) if given.gpus else None
+    runtime = runtime_config(given, stack=given.stack)
     return machine(given.workers, runtime, max_attempts, gpus, given.gpus_per_run, nodes)
 
 
@@ -75,7 +76,8 @@ def make_driver(given: option.SweepOptions, definition: "SweepDefinition") -> "D
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.storage import database_url, hide_url
 
-    results, storage = option.path(given.out), given.storage
+    results = option.path(given.out)
+    storage = given.storage
     preflight.check_tokenizers(preflight.field_values(definition), results)
     plan = Plan(definition)
     machine = machine_for(plan, given, results, given.max_attempts)
@@ -93,7 +95,8 @@ def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult"
 
     display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
     with display, restored_signal_handlers():
-        driver.on_progress, driver.on_note = display, lambda text: print(text, file=sys.stderr)
+        driver.on_progress = display
+        driver.on_note = lambda text: print(text, file=sys.stderr)
         return preflight.with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
 
 

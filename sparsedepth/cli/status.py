@@ -149,13 +149,15 @@ def _array_status(folder: Path, summary: "SweepSummary") -> ArrayStatus | None:
     array = TaskArray(sweep=summary.definition.name if summary.definition else "", results=folder)
     if not array.folder.is_dir():
         return None
-    tasks, problem = [], ""
+    tasks = []
+    problem = ""
     try:
         tasks = array.queued()
     except ValueError as error:
         problem = str(error)
     stopped = [state for state in summary.states if state.starts and state.state != "running"]
-    ends, queued = array.ended(), {task.task: task for task in tasks}
+    ends = array.ended()
+    queued = {task.task: task for task in tasks}
     last = [(state, state.starts[-1]) for state in stopped]
     return ArrayStatus(
         name=array.name,

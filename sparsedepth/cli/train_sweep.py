@@ -56,7 +56,8 @@ class TrainCommand(option.RuntimeOptions):
         """Refuses what it can before torch is imported, and restores the caller's signal handlers."""
         from sparsedepth.cli.input_file import run_config
 
-        results, start = option.path(self.out), None
+        results = option.path(self.out)
+        start = None
         if self.from_ is not None:
             from sparsedepth.exchange.start import open_start
 
@@ -127,7 +128,9 @@ def sweep(
     from sparsedepth.plan.price import price
 
     driver = make_driver(given, definition)
-    plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
+    plan = driver.plan
+    machine = driver.machine
+    expected = driver.plan.expected
     setup = pricing.local_pricing_setup(plan, machine, out, calibrated=False)
     if dry_run:
         pricing.print_price(plan, pricing.priced_sweep(plan, setup, out if out.exists() else None))

@@ -139,7 +139,8 @@ class TaskArray:
         with files.locked(self.folder / ".lock"):
             if any(task.is_active for task in self.queued()):
                 return None
-            script, options = self.script(tasks), []
+            script = self.script(tasks)
+            options = []
             files.write_text(self.path, script)
             environment = {"SPARSEDEPTH_STORAGE": storage} if (storage := self.request.storage) else {}
             slurm.call("sbatch", "--test-only", script=script, environment=environment)
@@ -166,13 +167,16 @@ class TaskArray:
         submitted = time.monotonic()
         while not answer.exists():
             facts = slurm.show_job(job)
-            state, waited = facts.get("JobState"), time.monotonic() - submitted
-            is_late, has_started = waited > PROBE_SECONDS, state in ("RUNNING", "COMPLETING")
+            state = facts.get("JobState")
+            waited = time.monotonic() - submitted
+            is_late = waited > PROBE_SECONDS
+            has_started = state in ("RUNNING", "COMPLETING")
             if is_hung := has_started and waited > PROBE_LIMIT_SECONDS:
                 slurm.call("scancel", "--quiet", job)
             if is_hung or state in slurm.ENDED - {"COMPLETED"} or (is_late and state == "COMPLETED"):
                 token.unlink()
-                code, has_ended = facts.get("ExitCode", "").partition(":")[0], state in slurm.ENDED
+                code = facts.get("ExitCode", "").partition(":")[0]
+                has_ended = state in slurm.ENDED
                 probe = Probe(facts.get("NodeList", "a node"), str(state), code, has_ended, PROBE_LIMIT_SECONDS)
                 raise ValueError(f"{probe_text(probe, self.results, sys.executable)}. Nothing was submitted")
             if is_late and not has_started:  # pending, or unknown to the controller
@@ -242,7 +246,8 @@ def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition
         )
     limit = request.seconds or partition.default_seconds
     saving = request.runtime.checkpoint_seconds
-    available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + saving
+    available = max(0.0, limit - request.warning_seconds)
+    needed = START_SECONDS + saving
     if available <= needed:
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
         raise ValueError(

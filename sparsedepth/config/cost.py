@@ -27,7 +27,8 @@ class Cost:
 def cost(config: ModelConfig) -> Cost:
     """Exact parameter counts, and forward FLOPs per token at seq_len."""
     assert config.n_kv_heads is not None and config.d_ff is not None
-    d_model, d_head = config.d_model, config.d_model // config.n_heads
+    d_model = config.d_model
+    d_head = config.d_model // config.n_heads
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
     attention = 2 * d_model * d_model + 2 * d_model * config.n_kv_heads * d_head
     expert = 3 * d_model * (config.d_expert or 0)
@@ -48,7 +49,8 @@ def cost(config: ModelConfig) -> Cost:
 
 def _vectors(config: ModelConfig) -> int:
     """Parameters of norms, gates, scalars and queries of sources."""
-    d_model, n_layers = config.d_model, config.n_layers
+    d_model = config.d_model
+    n_layers = config.n_layers
     norm_params = 2 * d_model if config.norm_kind == "layer" else d_model  # LayerNorm has a bias
     norms = 4 if config.norm in ("sandwich", "peri", "keel") else 2
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]

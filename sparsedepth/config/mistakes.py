@@ -162,7 +162,8 @@ def _key_path(details: ErrorDetails, values: Any) -> Keys:
 
 def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails]) -> str:
     """The message for one key, from its errors for each alternative type."""
-    details, name = errors[0], ".".join(map(str, path))
+    details = errors[0]
+    name = ".".join(map(str, path))
     if details["type"] == "extra_forbidden":
         owner = _model_at(model, path)
         known = [*owner.model_fields]

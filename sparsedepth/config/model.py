@@ -193,7 +193,8 @@ class ModelConfig(Section):
     def _check_conditions(self) -> None:
         """A changed field must have an effect: the field that it depends on must have the right value."""
         for name, role in roles(ModelConfig).items():
-            own, (owner, value) = getattr(self, name), role.only_with or (name, getattr(self, name))
+            own = getattr(self, name)
+            (owner, value) = role.only_with or (name, getattr(self, name))
             if own != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
                 told = f"{name}={own} has no meaning with {owner}={getattr(self, owner)!r}"
                 raise ValueError(f"{told}; set {owner}={value!r}, or leave {name} out")

@@ -128,7 +128,9 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
 
 def _check_operations(task: TaskConfig) -> None:
     assert task.task_group is not None
-    k, order, least = task.n_operations, ORDERS[task.task_group], 1 if task.task_group == "Z60" else 2
+    k = task.n_operations
+    order = ORDERS[task.task_group]
+    least = 1 if task.task_group == "Z60" else 2
     if k is not None and not least <= k < order:
         told = f"n_operations={k}: task_group={task.task_group!r} has {order} elements, and at least {least} generate"
         raise ValueError(f"{told} it; choose {least} to {order - 1}, or leave n_operations out for every element")

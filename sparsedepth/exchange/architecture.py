@@ -238,7 +238,8 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
 @torch.no_grad()
 def weights(model: Decoder) -> Weights:
     """The model's weights with the architecture's names, in fp32, computed in fp64."""
-    own, config = folded_weights(model), model.config
+    own = folded_weights(model)
+    config = model.config
     family = _family(config)
     if config.norm == "peri":
         own["embed.weight"] = model.embed_norm(own["embed.weight"].double())
@@ -268,7 +269,8 @@ def _folded(block: Block, config: ModelConfig) -> Weights:
     after_norm = block.depth_factor.double() if config.depth_scale == "lns" else 1.0
     folded = {}
     for part in PARTS:
-        norm, factor = f"{part}_norm", branch_factor(block, config, part)
+        norm = f"{part}_norm"
+        factor = branch_factor(block, config, part)
         folded |= {name: weight * after_norm for name, weight in block.get_submodule(norm).named_parameters(norm)}
         if _has_out_norms(config):
             name = f"{part}_out_norm.weight"

@@ -103,7 +103,8 @@ class HarnessTask:
                     f"task {self.name!r}: lm-eval {version('lm-eval')} cannot score it ({type(error).__name__}: "
                     f"{one_line(error)}); its metrics are {metrics}: leave out in its YAML what does not fit"
                 ) from error
-        samples, n = output["samples"][self.name], output["n-samples"][self.name]
+        samples = output["samples"][self.name]
+        n = output["n-samples"][self.name]
         hits = _hits(samples)
         facts = {
             "n": n["effective"],
@@ -130,7 +131,8 @@ def evaluate(
     missing = [key for key in keys if key not in stored]
     whole: Hits | None = None
     for key in [keys[0], *(key for key in missing if key.without is not None)] if missing else []:
-        started, clock = datetime.now(UTC), time.perf_counter()
+        started = datetime.now(UTC)
+        clock = time.perf_counter()
         layers = None if key.without is None else layers_left(key.without, model.probed.n_layers)
         with model.probed.exact():
             facts, hits = task.score(model, data, layers)
@@ -145,7 +147,8 @@ def evaluate(
 def layers_left(without: str, n_layers: int) -> list[int]:
     """The layers of a model without '5', or without '5-8'. Raises ValueError for other texts or layers."""
     if ends := re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", without):
-        first, last = int(ends[1]), int(ends[2] or ends[1])
+        first = int(ends[1])
+        last = int(ends[2] or ends[1])
         if 1 <= first <= last <= n_layers:
             return [layer for layer in range(1, n_layers + 1) if not first <= layer <= last]
     raise ValueError(f"--without {without!r} is no layer or range of the {n_layers} layers; write 5, or 5-8, from 1")
@@ -159,7 +162,9 @@ def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:
         pairs = [(hits_of_whole[document], hit) for document, hit in hits.items() if document in hits_of_whole]
         if not pairs:
             continue
-        n_lost, n_gained, n = pairs.count((True, False)), pairs.count((False, True)), len(pairs)
+        n_lost = pairs.count((True, False))
+        n_gained = pairs.count((False, True))
+        n = len(pairs)
         lo, hi = paired_share_interval(n_lost, n_gained, n)
         rows.append(row(metric + LOST, filter, (n_lost - n_gained) / n, None, False) | {"lo": lo, "hi": hi})
     return rows
@@ -250,6 +255,7 @@ def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[
     if not answers:
         return []
     bits_N, bytes_N = np.array(answers).T
-    ratio, n = bits_N.sum() / bytes_N.sum(), len(answers)
+    ratio = bits_N.sum() / bytes_N.sum()
+    n = len(answers)
     stderr = np.sqrt(n / (n - 1) * np.square(bits_N - ratio * bytes_N).sum()) / bytes_N.sum() if n > 1 else None
     return [row("answer_bits_per_byte", "none", _number(ratio), _number(stderr), False)]

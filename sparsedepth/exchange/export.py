@@ -170,7 +170,9 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
 def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> str:
     """README.md, with the largest difference of a logit on each input by name. Every value of the run is JSON on a line
     of its own, so that none can inject markup."""
-    config, summary, kinds = run.config, run.summary, "AutoModelForCausalLM, AutoTokenizer"
+    config = run.config
+    summary = run.summary
+    kinds = "AutoModelForCausalLM, AutoTokenizer"
     versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
     origin = {name: run.manifest.get(name) for name in manifest_fields}

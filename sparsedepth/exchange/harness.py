@@ -63,7 +63,9 @@ def harness_model(model: LoadedModel, data: Path, layers: Sequence[int] | None =
 class DecoderLM(TemplateLM):
     def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int, layers: Sequence[int] | None = None):
         super().__init__()
-        self._probed, self._text, self.max_length = ProbedDecoder(model), tokenizer, max_len
+        self._probed = ProbedDecoder(model)
+        self._text = tokenizer
+        self.max_length = max_len
         self._layers = range(1, self._probed.n_layers + 1) if layers is None else layers
         self.n_truncated = 0
 
@@ -103,7 +105,8 @@ class DecoderLM(TemplateLM):
                 longest = max(len(inputs[i]) for i in batch)
                 padded = [inputs[i] + [self.eot_token_id] * (longest - len(inputs[i])) for i in batch]
                 for i, x_TD in zip(batch, self._last_state(padded), strict=True):
-                    continuation, end = requests[i][2], len(inputs[i])
+                    continuation = requests[i][2]
+                    end = len(inputs[i])
                     scores[i] = self._score(x_TD[end - len(continuation) : end], continuation)
         return scores
 
@@ -141,8 +144,10 @@ class DecoderLM(TemplateLM):
         max_tokens = int(options.get("max_gen_toks", MAX_ANSWER_TOKENS))
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
-        ids, answer = self.tok_encode(question) or [self.prefix_token_id], ""
-        start, is_truncated = len(ids), False
+        ids = self.tok_encode(question) or [self.prefix_token_id]
+        answer = ""
+        start = len(ids)
+        is_truncated = False
         while len(ids) - start < max_tokens:
             # Truncated only when needed: most answers are much shorter than their limit.
             is_truncated |= len(ids) > self.max_length

@@ -97,7 +97,8 @@ class Start:
             filled.setdefault("eod", self.tokenizer.eod)
         if self.loaded.config is not None:
             filled.setdefault("seed", self.loaded.config.seed)
-        longest, seq_len = self.loaded.facts.max_len, filled.get("seq_len", 0)
+        longest = self.loaded.facts.max_len
+        seq_len = filled.get("seq_len", 0)
         if longest is not None and seq_len > longest:
             raise ValueError(
                 f"seq_len={seq_len} is longer than the {longest:,} positions of --from {self.loaded.source}"
@@ -142,7 +143,8 @@ def open_start(source: str) -> Start:
 
 def _fields(loaded: LoadedModel) -> dict[str, Any]:
     """The fields of the decoder equal to a transformers model. Raises ValueError if there is none."""
-    facts, config = loaded.facts, getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped
+    facts = loaded.facts
+    config = getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped
     family = facts.family
     rope = getattr(config, "rope_parameters", None) or {}  # GPT-2 has no rotation
     kinds = getattr(config, "layer_types", None) or ()
@@ -187,7 +189,8 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
 def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
     """A transformers model's weights by the decoder's names. Raises ValueError for missing weights, other shapes, and
     weights without a place."""
-    own, weights = dict(loaded.probed.model.named_parameters()), {}
+    own = dict(loaded.probed.model.named_parameters())
+    weights = {}
     names = hf_names(dict(model.named_parameters()), loaded.facts.family)
     for name, parameter in model.named_parameters():
         weight = own.pop(names.get(name, name), None)

@@ -30,7 +30,9 @@ from sparsedepth.model.norms import RMSNorm
 
 def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
     """out_BHTK by PyTorch's scaled_dot_product_attention, with a mask only if one is needed."""
-    n_repeats, n_tokens, window = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2], context.window
+    n_repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
+    n_tokens = q_BHTK.shape[2]
+    window = context.window
     is_masked = context.document_BT is not None or (window is not None and window < n_tokens)
     # The CUDA kernel for masks and fp32 has no grouped heads; that with them stores T x T scores.
     if n_repeats > 1 and (is_masked or (q_BHTK.device.type != "cpu" and q_BHTK.dtype == torch.float32)):
@@ -44,7 +46,8 @@ def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropo
 
 def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
     """out_BHTK by the formula, in fp32 (or fp64) also under autocast."""
-    n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
+    n_repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
+    n_tokens = q_BHTK.shape[2]
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         weight_BHTT = attention_rows(q_BHTK.to(dtype), k_BGTK.to(dtype), 0, n_tokens, context)
@@ -76,14 +79,17 @@ def flash(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, drop
     Its layout is [B, T, heads, K]; a window counts positions to the left and right of the query's
     own; packed documents are one long sequence, with their offsets. Raises ImportError without it.
     """
-    package, dtype, window = load_flash(), product_dtype(q_BHTK), context.window
+    package = load_flash()
+    dtype = product_dtype(q_BHTK)
+    window = context.window
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
     options = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
     if dropout:
         options["dropout_p"] = dropout
     if context.document_BT is None:
         return package.flash_attn_func(q_BTHK, k_BTGK, v_BTGK, **options).transpose(1, 2)
-    n_tokens, begin_C1 = q_BTHK.shape[1], context.once(offsets, context.document_BT)
+    n_tokens = q_BTHK.shape[1]
+    begin_C1 = context.once(offsets, context.document_BT)
     out_NHK = package.flash_attn_varlen_func(
         *(x.flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK)),
         cu_seqlens_q=begin_C1,
@@ -153,7 +159,8 @@ class Attention(nn.Module):
         self.output = Linear(config.n_heads * self.d_head, config.d_model)
         self.query_norm = self._norm(config, config.n_heads)
         self.key_norm = self._norm(config, config.n_kv_heads)
-        self.kernel, self.dropout = "sdpa", config.attention_dropout
+        self.kernel = "sdpa"
+        self.dropout = config.attention_dropout
 
     def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
         if not config.qk_norm:
@@ -170,7 +177,8 @@ class Attention(nn.Module):
     def kernel_inputs(self, x_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK as the kernel gets them, by the forward pass itself, whatever it does to
         them: their `attention_rows` are the weights."""
-        kernel, self.kernel = self.kernel, INPUTS
+        kernel = self.kernel
+        self.kernel = INPUTS
         try:
             self.forward(x_BTD, context)
         except KernelInputs as inputs:
@@ -194,7 +202,8 @@ class Attention(nn.Module):
 
     def attended(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context) -> Tensor:
         """The attended values of all heads side by side: input of the output projection."""
-        v_BGTK, dropout = self.mixed_values(v_BGTK, context), self.dropout if self.training else 0.0
+        v_BGTK = self.mixed_values(v_BGTK, context)
+        dropout = self.dropout if self.training else 0.0
         kernel = _inputs if self.kernel == INPUTS else KERNELS[self.kernel]
         return kernel(q_BHTK, k_BGTK, v_BGTK, context, dropout).transpose(1, 2).flatten(2)
 
@@ -220,7 +229,8 @@ class ValueResidual(Attention):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.value_scalar, self.first_value_scalar = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.value_scalar = nn.Parameter(torch.empty(1))
+        self.first_value_scalar = nn.Parameter(torch.empty(1))
 
     def mixed_values(self, v_BGTK: Tensor, context: Context) -> Tensor:
         assert context.value_BGTK is not None

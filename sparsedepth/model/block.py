@@ -44,7 +44,8 @@ class Block(nn.Module):
         self.attention = make_attention(config, layer)
         self.ffn_norm = make_norm(config)
         self.ffn = Experts(config) if has_experts else FeedForward(config)
-        self.layer, self.is_scaled = layer, config.depth_scale == "lns"
+        self.layer = layer
+        self.is_scaled = config.depth_scale == "lns"
         # A buffer, not a float, so that compiled blocks share one graph.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
@@ -117,7 +118,8 @@ class FusedBlock(Block):
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
         if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):
             return super().attention_update(x_BTD, context)
-        part, norm = self.attention, self._norm(self.attention_norm)
+        part = self.attention
+        norm = self._norm(self.attention_norm)
         weights = part.query.weight, part.key.weight, part.value.weight
         n_heads = (part.query.out_features + part.key.out_features) // part.d_head
         angle_TX = context.once(fused.angles, *context.rotary, n_heads)
@@ -127,6 +129,7 @@ class FusedBlock(Block):
     def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         if not (self.fuses_ffn and fused.use_fused(u_BTD, self.training)):
             return super().ffn_update(u_BTD, router_loss)
-        part, norm = self.ffn, self._norm(self.ffn_norm)
+        part = self.ffn
+        norm = self._norm(self.ffn_norm)
         assert isinstance(part, FeedForward) and part.gate is not None
         return part.down(fused.swiglu(u_BTD, *norm, part.gate.weight, part.up.weight))

@@ -28,13 +28,15 @@ class Context:
         window: int | None = None,
         softcap: float | None = None,
     ):
-        self.rotary, self.window = cast(Rotary, rotary), window  # None where a kernel is called alone
+        self.rotary = cast(Rotary, rotary)
+        self.window = window  # None where a kernel is called alone
         """`window`: the tokens that one sees, itself included; None = all before it, too"""
         self.softcap = softcap
         """bound of the scores of a foreign model; None = no cap"""
         self.document_BT = document_BT
         """a number per token that changes with the document; a token sees only its own document"""
-        self.first_BTD, self.value_BGTK = first_BTD, value_BGTK
+        self.first_BTD = first_BTD
+        self.value_BGTK = value_BGTK
         """x_0, for blocks that read it, and v_1; with `value_residual` set by block 1"""
         self._shared: dict[Callable[..., Tensor], Tensor] = {}
 

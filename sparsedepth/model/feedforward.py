@@ -81,7 +81,8 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.top_k is not None and config.d_expert is not None
-        self.top_k, self.renormalise = config.top_k, config.renormalise_gates
+        self.top_k = config.top_k
+        self.renormalise = config.renormalise_gates
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.gate_up_E2FD = nn.Parameter(torch.empty(config.n_experts, 2 * config.d_expert, config.d_model))
         self.down_EDF = nn.Parameter(torch.empty(config.n_experts, config.d_model, config.d_expert))
@@ -107,17 +108,20 @@ class Experts(nn.Module):
         logits_NE, probability_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
             router_loss.value = self._losses(logits_NE, probability_NE, choice_NC)
-        gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
+        gate_up_E2FD = self.gate_up_E2FD
+        down_EDF = self.down_EDF
         if down_EDF.ndim == 4:
             choice_NC = number_by_run(choice_NC, *down_EDF.shape[:2])
-            gate_up_E2FD, down_EDF = gate_up_E2FD.flatten(0, 1), down_EDF.flatten(0, 1)
+            gate_up_E2FD = gate_up_E2FD.flatten(0, 1)
+            down_EDF = down_EDF.flatten(0, 1)
         kernel = moe_kernels.KERNELS[self.kernel]
         out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
     def _losses(self, logits_NE: Tensor, probability_NE: Tensor, choice_NC: Tensor) -> Tensor:
         """(balance, z); in a stack [2, R]."""
-        weight, n_experts = self.router.weight, logits_NE.shape[1]
+        weight = self.router.weight
+        n_experts = logits_NE.shape[1]
         is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=logits_NE.device)  # bincount waits
         share_E = self.mean_over_devices(token_mean(is_choice_NCE.float().mean(1), weight))
         balance = n_experts * (share_E * token_mean(probability_NE, weight)).sum(-1)

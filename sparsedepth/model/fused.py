@@ -46,7 +46,8 @@ class _Heads(torch.autograd.Function):
         y_BTX = project(normed_BTD, weight_XD)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
         ctx.save_for_backward(x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX)
-        ctx.d_head, ctx.widths = d_head, [weight.shape[-2] for weight in weights]
+        ctx.d_head = d_head
+        ctx.widths = [weight.shape[-2] for weight in weights]
         n_heads = [width // d_head for width in ctx.widths]
         return y_BTX.unflatten(-1, (-1, d_head)).transpose(1, 2).split(n_heads, dim=1)
 

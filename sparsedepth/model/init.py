@@ -67,7 +67,8 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
 
 def _std(name: str, config: ModelConfig) -> float:
     """Initial standard deviation of a matrix."""
-    shrink, is_block = 1.0, name.startswith("blocks.")
+    shrink = 1.0
+    is_block = name.startswith("blocks.")
     if is_block and name.endswith(OUTPUTS):
         if config.init == "zero_outputs":
             return 0.0

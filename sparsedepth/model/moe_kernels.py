@@ -57,7 +57,9 @@ def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: T
     """out_ND, gathered and scattered by MegaBlocks. Raises ImportError. Deviates: PyTorch sorts,
     counts and multiplies. Its sparse products do not compile with current Triton; its grouped ones
     need another compiled package and group sizes on the host."""
-    ops, dtype, top_k = load_megablocks(), product_dtype(x_ND), choice_NC.shape[1]
+    ops = load_megablocks()
+    dtype = product_dtype(x_ND)
+    top_k = choice_NC.shape[1]
     expert_S, order_S, end_E = by_expert(choice_NC, len(down_EDF))
     places = order_S.int(), expert_S.int()
     y_SD = _swiglu(ops.gather(x_ND.to(dtype).contiguous(), *places, end_E, top_k), gate_up_E2FD, down_EDF, end_E)

@@ -39,7 +39,8 @@ class GroupNorm(nn.Module):
     def __init__(self, width: int, n_groups: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.n_groups, self.eps = n_groups, eps
+        self.n_groups = n_groups
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()

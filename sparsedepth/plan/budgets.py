@@ -111,11 +111,13 @@ def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, targ
     step = config.batch_tokens if free == "train_tokens" else 8
     if free == "d_model":
         step = math.lcm(8, 2 * config.n_heads, 2 * config.norm_groups if config.norm_kind == "group" else 1)
-    low, high = 1, max(1, getattr(config, free) // step)
+    low = 1
+    high = max(1, getattr(config, free) // step)
     if amount_at(step) == amount_at(2 * step):
         raise ValueError(f"free={free!r} changes nothing in {config.n_layers} layers with n_experts={config.n_experts}")
     while amount_at(high * step) < target:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if amount_at(middle * step) < target else (low, middle)
@@ -129,7 +131,8 @@ def _branches(
     does not match the reference's, since steps are whole."""
     if not definition.branch_at:
         return []
-    whole, needs = match.config, f"branch_at={definition.branch_at} needs"
+    whole = match.config
+    needs = f"branch_at={definition.branch_at} needs"
     if whole.schedule != "wsd":
         raise ValueError(f"{needs} schedule=wsd, not {whole.schedule}; set schedule: wsd in the base")
     if whole.warmup_tokens is None:

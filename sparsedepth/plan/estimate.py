@@ -103,8 +103,11 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     attention's output, input and output of the projections; three tensors as wide as F. c = 1 under autocast without a
     compiler, which keeps the cast inputs, too. Attention saves no T x T (2205.14135)."""
     assert config.n_kv_heads is not None and config.d_ff is not None
-    bf16, d_model, d_expert = is_bf16(config, place), config.d_model, config.d_expert or 0
-    size, cast = (2 if bf16 else 4), int(bf16 and not is_compiled(config, place))
+    bf16 = is_bf16(config, place)
+    d_model = config.d_model
+    d_expert = config.d_expert or 0
+    size = 2 if bf16 else 4
+    cast = int(bf16 and not is_compiled(config, place))
     keys = config.n_kv_heads * d_model // config.n_heads
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
     attention = 4 * 2 * d_model + size * ((4 + 3 * cast) * d_model + 2 * keys)
@@ -181,7 +184,8 @@ def measuring_flops(config: RunConfig) -> float:
     """Forward FLOPs of the observations during training and of the measures after it."""
     flops_per_token = cost(config).flops_per_token
     head = 2 * config.vocab_size * config.d_model
-    body, tokens = flops_per_token - head, config.measure_tokens
+    body = flops_per_token - head
+    tokens = config.measure_tokens
     observed = (config.n_steps // config.observe_every) * max(OBSERVED_TOKENS, config.seq_len) * body
     passes = [measure.passes(config) for measure in MEASURES if measure.name in config.measures]
     scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes)

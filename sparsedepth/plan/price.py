@@ -130,7 +130,8 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", do
     for config in runs:
         check_parallel(config, setup.place.parallel)
     by_shape = _kinds(runs, setup, done)
-    kinds, times = [*by_shape.values()], [by_shape[shape_id(config)].seconds for config in runs]
+    kinds = [*by_shape.values()]
+    times = [by_shape[shape_id(config)].seconds for config in runs]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.high for time in times], setup.workers)
     data_bytes = _data_bytes(runs)
@@ -157,7 +158,8 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", do
 def _kinds(runs: Sequence[RunConfig], setup: PricingSetup, done: Sequence[RunConfig]) -> dict[str, ShapePrice]:
     """The runs by the id of their shape, in the order of their first."""
     is_wide = len({(run.trunk_key, run.seed) for run in runs}) < setup.workers  # then branches start together
-    examples, shared = dict[str, RunConfig](), defaultdict[str, list[int]](list)
+    examples = dict[str, RunConfig]()
+    shared = defaultdict[str, list[int]](list)
     for config, steps in zip(runs, shared_steps(runs, done if is_wide else [*runs, *done]), strict=True):
         key = shape_id(config)
         examples.setdefault(key, config)
@@ -173,7 +175,8 @@ def _kinds(runs: Sequence[RunConfig], setup: PricingSetup, done: Sequence[RunCon
 
 def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
     """`shared`: the steps that each run takes over from a shorter one."""
-    run_cost, share = cost(config), sum(shared) / len(shared) / config.n_steps
+    run_cost = cost(config)
+    share = sum(shared) / len(shared) / config.n_steps
     own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
     peak = estimate.peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
     return ShapePrice(
@@ -245,7 +248,8 @@ def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunC
     """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
     rows = read_columns(results, facts, damaged=[]) if results and results.is_dir() else {}
-    times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    times = defaultdict[str, list[float]](list)
+    peaks = defaultdict[str, list[float]](list)
     for run in runs:
         row = rows.get(run.run_id)
         if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:
@@ -277,7 +281,8 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
     if not runs:
         return 1
-    chosen, rate = 1, throughput(setup_of(1))
+    chosen = 1
+    rate = throughput(setup_of(1))
     while 2 * chosen <= MOST_SHARING:
         setup = setup_of(2 * chosen)
         is_measured = setup.memory_ratios or not uncalibrated(runs, setup)
@@ -286,7 +291,8 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
         faster = throughput(setup)
         if not is_measured or not fits or faster < GAIN * rate:
             break
-        chosen, rate = 2 * chosen, faster
+        chosen = 2 * chosen
+        rate = faster
     return chosen
 
 

@@ -49,7 +49,8 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
     for name, grid in definition.tune.items():
         lower = higher = list(grid)
         for _ in range(definition.tune_extensions):
-            lower, higher = extended(lower, lower[0]), extended(higher, higher[-1])
+            lower = extended(lower, lower[0])
+            higher = extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
     distributions = {name: _interval(axis) for name, axis in intervals.items()}
     distributions |= {name: _choices(field_values) for name, field_values in values.items()}

@@ -111,7 +111,8 @@ class Plan:
 
             cells = ((cell, definition.seeds) for cell in proposals(definition))
         for cell_match in match(definition, cells):
-            cell, config = cell_match.cell, cell_match.config
+            cell = cell_match.cell
+            config = cell_match.config
             _check_run(definition, config)
             self._built[digest(cell)] = config
             if reason := excess_text(constraint_excess(definition, config), definition.constraints):
@@ -178,7 +179,8 @@ class Plan:
     def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint, bool]:
         """As `tune` for a cell, without points that cannot be built, which count as the worst. Without `tune` no point
         is to be run, and the best is the cell itself."""
-        definition, cell = self.definition, cell_match.cell
+        definition = self.definition
+        cell = cell_match.cell
         if not definition.tune:
             return [], {}, True
 

@@ -99,10 +99,12 @@ def _every_value(store: Store) -> pd.DataFrame:
 def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """The values of these metrics by layer, without degenerate ones and those that a logarithmic axis cannot show; and
     a note on degenerate ones."""
-    finished, layers = runs[runs["outcome"] == "ok"], _every_value(store)
+    finished = runs[runs["outcome"] == "ok"]
+    layers = _every_value(store)
     layers = layers[layers["metric"].isin(metrics)]
     forms = sound_layer_metrics(layers["metric"].unique(), finished)
-    notes, drawn = layer_metrics_caption(forms, SMALL_LOSS), {*forms.drawn.values()}
+    notes = layer_metrics_caption(forms, SMALL_LOSS)
+    drawn = {*forms.drawn.values()}
     verdicts = {
         score.metric: degeneracy(score.name, score_rows(finished, score.name))
         for score in PROFILED
@@ -133,10 +135,12 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
     deepest = points[points["n_layers"] == points["n_layers"].max()]
     if points["metric"].nunique() > 3:
         points = deepest
-    labels, panels = _lr_labels(deepest), dict([*points.groupby("panel")])
+    labels = _lr_labels(deepest)
+    panels = dict([*points.groupby("panel")])
     keys = [(metric, depth) for depth in points["n_layers"].unique() for metric in ORDER]
     kinds = [_panel(*key, panels[name]) for key in keys if (name := "{}@{}".format(*key)) in panels]
-    n_metrics, n_depths = points["metric"].nunique(), points["n_layers"].nunique()
+    n_metrics = points["metric"].nunique()
+    n_depths = points["n_layers"].nunique()
     notes = by_setting_caption(points, finished, bool(labels)) + notes
     return lines_drawing(points, kinds, notes, labels=labels, columns=n_depths if n_metrics == 1 else min(3, n_metrics))
 
@@ -209,7 +213,8 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
-    runs, cells = finished_of(all_runs(store)), cells_of_store(store)
+    runs = finished_of(all_runs(store))
+    cells = cells_of_store(store)
     runs = runs[runs["run_id"].isin(cells.rows["run_id"])] if cells.is_one_budget else runs
     names = setting_names(store, "lr", *[BUDGET] * cells.is_one_budget)
     return by_rate(runs.assign(setting=runs["cell_id"].map(names)).reset_index(drop=True))
@@ -246,7 +251,8 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
 def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
     """One panel per depth, each with its own range: what differs is the loss of a depth."""
     styles = setting_styles(settings_in_order(points["setting"]))
-    kinds, n_beyond = [], 0
+    kinds = []
+    n_beyond = 0
     drawn = points.assign(lo=np.nan, hi=np.nan)  # intervals of two or three seeds would hide the lines
     for depth, part in drawn.groupby("panel"):
         low, usual = part["mean"].quantile([0, 0.75])

@@ -139,7 +139,8 @@ def _lines_over_budgets(points: pd.DataFrame, found: Sequence[Crossover], loss: 
     look = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
     look["decorate"] = lambda axis, of_panel: _draw_envelope(axis, of_panel, ends)
     kinds = [panel_of(loss, name, title=panel_title(name) * (len(settings) > 1), **look) for name in settings]
-    styles, notes = depth_styles(points["n_layers"]), isoflop_caption(found, settings)
+    styles = depth_styles(points["n_layers"])
+    notes = isoflop_caption(found, settings)
     return lines_drawing(points, kinds, notes, styles=styles, columns=2, size=(3.9, 3.1))
 
 

@@ -120,7 +120,8 @@ def draw(
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
     the deepest depth). `style` 'paper' writes a .pdf and a .png of one column each, and returns the captions. Raises
     ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing."""
-    into_folder, is_paper = out is not None and (out.is_dir() or not out.suffix), style == "paper"
+    into_folder = out is not None and (out.is_dir() or not out.suffix)
+    is_paper = style == "paper"
     _check(figure, None if into_folder else out, format, style)
     figure = figure or ("all" if into_folder else default_figure(store))
     names = [*FIGURES] if figure == "all" else [figure]

@@ -169,6 +169,7 @@ def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     ends = rows[["mean", "lo", "hi"]].to_numpy(float)
     if np.isnan(ends).all():
         return None
-    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    low = float(np.nanmin(ends))
+    high = float(np.nanmax(ends))
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

@@ -52,7 +52,8 @@ def outcome_forms(runs: pd.DataFrame) -> dict[str, UsableForm]:
 
 def effects(store: Store) -> Drawing:
     """The effects of every setting. Raises NothingToDraw."""
-    runs, data = read_runs(store), effects_of(store)
+    runs = read_runs(store)
+    data = effects_of(store)
     if data.empty:
         raise NothingToDraw(
             "no two finished configurations agree in tokens, parameters or FLOPs and have seeds in common, "
@@ -111,8 +112,10 @@ def _label_settings(axis: Any, settings: Sequence[str]) -> None:
 
 def _label_sizes(axis: Any, rows: pd.DataFrame) -> None:
     """The horizontal axis of an outcome: ratios on a logarithmic one."""
-    outcome, unit = rows["outcome"].iloc[0], rows["unit"].iloc[0]
-    n_ticks, ratios = 3 if is_paper() else 4, unit == LOG_UNIT
+    outcome = rows["outcome"].iloc[0]
+    unit = rows["unit"].iloc[0]
+    n_ticks = 3 if is_paper() else 4
+    ratios = unit == LOG_UNIT
     axis.axvline(float(ratios), color="#444444", linewidth=0.8)
     if ratios:
         log_scale(axis, "x", [1.0, *rows[SIZES].stack().dropna()])

@@ -169,11 +169,13 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
 
 def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
     """A page with rows of panels, then rows of maps; and the axes of each."""
-    n_rows, n_map_rows = -(-n_panels // COLUMNS), -(-n_maps // COLUMNS)
+    n_rows = -(-n_panels // COLUMNS)
+    n_map_rows = -(-n_maps // COLUMNS)
     heights = [1.75] * n_rows + [2.3] * n_map_rows or [1.75]  # inches
     page = Figure(figsize=(11, sum(heights) + 0.8))
     axes = [*page.subplots(len(heights), COLUMNS, squeeze=False, height_ratios=heights).flat]
-    panels, maps = axes[:n_panels], axes[n_rows * COLUMNS :][:n_maps]
+    panels = axes[:n_panels]
+    maps = axes[n_rows * COLUMNS :][:n_maps]
     for axis in {*axes} - {*panels, *maps}:
         axis.remove()
     return page, panels, maps
@@ -200,7 +202,8 @@ def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_laye
             color=colour, marker=marker, linestyle=dashes, linewidth=1.2, markersize=3 if n_layers <= 24 else 2,
             markeredgewidth=0,
         )  # fmt: skip
-        low, high = line["value"] - Z * line["se"], line["value"] + Z * line["se"]
+        low = line["value"] - Z * line["se"]
+        high = line["value"] + Z * line["se"]
         axis.fill_between(line["layer"], low, high, color=colour, alpha=0.25, linewidth=0)
     for layer in sorted(set(rows.loc[rows["value"].isna(), "layer"])):
         axis.axvspan(layer - 0.5, layer + 0.5, color=MISSING, alpha=0.5, linewidth=0)

@@ -128,7 +128,8 @@ def lay_out(page: Figure) -> None:
     page.tight_layout(pad=0.6)
     page.set_layout_engine(None)
     specs = filter(None, (axis.get_subplotspec() for axis in page.axes))
-    of, n = page.subplotpars, max(spec.get_gridspec().nrows for spec in specs)
+    of = page.subplotpars
+    n = max(spec.get_gridspec().nrows for spec in specs)
     gap = of.hspace * (of.top - of.bottom) / (n + of.hspace * (n - 1))
     top = of.top - legend / page.get_figheight()
     page.subplots_adjust(top=top, hspace=n * gap / (top - of.bottom - gap * (n - 1)))

@@ -169,7 +169,8 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
 
 def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
-    search, runs = search_of(store.roots), trained_runs(store)
+    search = search_of(store.roots)
+    runs = trained_runs(store)
     if search is None:
         return front(runs)
     n_runs = runs.groupby("cell_id")["cell_id"].transform("size")
@@ -232,7 +233,8 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     axis.xaxis.set_major_locator(MaxNLocator(4))
     for which, name in (("x", x), ("y", y)):
-        low, high = cells[name].min(), cells[name].max()
+        low = cells[name].min()
+        high = cells[name].max()
         if low > 0 and (IN_RUNS[name].is_ratio or (name == "train_flops" and high > 5 * low)):
             log_scale(axis, which, cells[name])
     if x == "train_flops":  # few distinct labels (1G, 2G, 5G); costs that are nearly equal in the middle
@@ -265,13 +267,15 @@ def numbered(frame: pd.DataFrame, objective: str) -> pd.DataFrame:
 
 def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
     """A panel of all proposals in order, then one per axis; a proposal without its field has no point."""
-    objective, options = search.objectives[0], options_of(frame, search)
+    objective = search.objectives[0]
+    options = options_of(frame, search)
     page, (first, *others) = panels(1 + len(options), 4, 2.5, 2.4)
     _draw_slice(first, objective, frame, frame["proposal"], len(frame))
     first.step(frame["proposal"], frame["best_so_far"], where="post", color=SERIES[1][0], label="best so far")
     first.set_xlabel("proposal, in order of start")
     for axis, (name, values) in zip(others, options.items(), strict=True):
-        known, choices = frame[frame[name].notna()], [value for value in values if value is not None]
+        known = frame[frame[name].notna()]
+        choices = [value for value in values if value is not None]
         space = search.axes.get(name)
         x = known[name] if isinstance(space, Interval) else known[name].map(choices.index)
         _draw_slice(axis, objective, known, x.astype(float), len(frame))

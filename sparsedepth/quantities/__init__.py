@@ -150,5 +150,6 @@ def with_intervals(summary: Mapping[str, Any]) -> Iterator[tuple[Column, Any, tu
     for column in RUNS:
         value = summary.get(column.name)
         if value is not None and column.part not in ("lo", "hi"):
-            low, high = summary.get(f"{column.name}_lo"), summary.get(f"{column.name}_hi")
+            low = summary.get(f"{column.name}_lo")
+            high = summary.get(f"{column.name}_hi")
             yield column, value, None if low is None or high is None else (low, high)

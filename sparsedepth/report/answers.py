@@ -151,7 +151,8 @@ def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     several."""
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
-    runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
+    runs = cells.runs
+    budget = cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
     means = means[means > 0]
     groups = (same for _, same in means.groupby((np.log(means).diff() > 2 * MATCHED).cumsum()))

@@ -122,7 +122,8 @@ def recipe_card(
     card = derive_card(found.runs, depth, found.cells.outcome, folders=folders, evidence=found, compute=compute)
     if verified is None:
         return card
-    of_card, of_runs = claim_of(verified.recipe), claim_of(card.recipe)
+    of_card = claim_of(verified.recipe)
+    of_runs = claim_of(card.recipe)
     if of_card != of_runs:
         raise ValueError(
             f"this card verified {of_card}, but these runs recommend {of_runs}; give the card of their recipe"
@@ -192,7 +193,8 @@ def table_of_provenance(runs: pd.DataFrame) -> PageTable:
     rows = [(name, value, n) for name in facts for value, n in Counter(facts[name].dropna()).most_common()]
     started = sorted(runs["started"].dropna())
     rows += [("started", f"{started[0]} to {started[-1]}", len(started))] if started else []
-    seconds, on_nodes = pd.to_numeric(runs["seconds"], errors="coerce"), runs["node_hours"].dropna()
+    seconds = pd.to_numeric(runs["seconds"], errors="coerce")
+    on_nodes = runs["node_hours"].dropna()
     time = "wall-clock time of all runs; a trunk counts in each of its branches"
     rows.append((time, f"{seconds.sum() / 3600:.3g} h", len(runs)))
     if len(on_nodes):

@@ -163,7 +163,8 @@ def draw_image(drawing: Drawing) -> dict[str, Any]:
     page, _, (content,) = render(drawing.page, ".svg")
     kind = "image/svg+xml"
     if len(content) > LARGEST_SVG:
-        (content,), kind = render(drawing.page, ".png").pictures, "image/png"
+        (content,) = render(drawing.page, ".png").pictures
+        kind = "image/png"
     width, height = page.get_size_inches()
     return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
 
@@ -183,7 +184,9 @@ class WatchedReport:
             if not folder.is_dir():
                 what = "is a file, which does not change" if folder.is_file() else "is not an existing folder"
                 raise ValueError(f"{folder} {what}; give the results folder of a sweep, or leave out --watch")
-        self.folders, self.out, self.seconds = folders, out, seconds
+        self.folders = folders
+        self.out = out
+        self.seconds = seconds
         self._asked = depth, objective, checked(objective, card)
         self._parts: dict[str, Any] | None = None
         self._problem = "no run is complete yet"
@@ -215,7 +218,8 @@ class WatchedReport:
 
     def _make(self, summaries: Sequence[SweepSummary]) -> bool:
         """Make rows and figures again if they are due; whether they were."""
-        begun, version = time.monotonic(), _version(self.folders)
+        begun = time.monotonic()
+        version = _version(self.folders)
         if version == self._version or begun < self._next:
             return False
         try:
@@ -224,8 +228,10 @@ class WatchedReport:
             self._problem = ""
         except ValueError as error:
             is_empty = not any(summary.counts["complete"] for summary in summaries)
-            self._parts, self._problem = None, "no run is complete yet" if is_empty else str(error)
-        self._version, self._duration = version, time.monotonic() - begun
+            self._parts = None
+            self._problem = "no run is complete yet" if is_empty else str(error)
+        self._version = version
+        self._duration = time.monotonic() - begun
         self._next = time.monotonic() + REST * self._duration
         return True
 
@@ -258,7 +264,8 @@ def _version(folders: Sequence[Path]) -> str:
 def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
     """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
     the sweep varies."""
-    lines, definition = [], summary.definition
+    lines = []
+    definition = summary.definition
     for state in summary.states:
         if state.state == "running":
             name = run_text(varied_fields(definition, state.config)) if definition and state.config else state.run_id

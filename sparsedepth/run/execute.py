@@ -106,7 +106,8 @@ class ProgressWriter:
         if phase == self.phase and now - self.written_at < 0.5:
             return
         self.scratch.write_progress(phase, done, loss, self.time_left(done), now - self.started)
-        self.phase, self.written_at = phase, now
+        self.phase = phase
+        self.written_at = now
 
 
 def main(arguments: list[str]) -> int:

@@ -47,19 +47,23 @@ class HeartbeatMonitor:
     def __init__(self, path: Path):
         self.path = path
         self.has_changed = False
-        self._last, self._since = last_heartbeat(path), time.monotonic()
+        self._last = last_heartbeat(path)
+        self._since = time.monotonic()
 
     def silent_seconds(self) -> float:
         heartbeat = last_heartbeat(self.path)
         if heartbeat != self._last:
-            self._last, self._since, self.has_changed = heartbeat, time.monotonic(), True
+            self._last = heartbeat
+            self._since = time.monotonic()
+            self.has_changed = True
         return time.monotonic() - self._since
 
 
 class Lease:
     def __init__(self, path: Path, handle: int):
         """From now on it beats. `handle`: of the locked file at `path`."""
-        self.path, self._handle = path, handle
+        self.path = path
+        self._handle = handle
         self.lost = False
         """whether another process had taken it over at the last heartbeat"""
         self._released = threading.Event()

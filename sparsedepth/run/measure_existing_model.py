@@ -49,7 +49,8 @@ def measure_existing_model(
 ) -> MeasurementResult:
     """All measures of the config on a model; `out`: folder of the record, whose time is that of `watch`; `report` gets
     the share done. Raises ValueError for a model that computes NaN or infinity."""
-    watch, source = watch or Stopwatch(), tokens.source
+    watch = watch or Stopwatch()
+    source = tokens.source
     scored = source.held_out(config.seq_len, config.measure_tokens)
     check_enough_to_fit(source.held_out, config, model.probed.stream_width)
     _check_states(model, torch.from_numpy(scored.inputs[:1]))
@@ -80,7 +81,8 @@ def measuring_config(
     if own is not None:
         fields["measures"] = known_measures(own.measures)
     if given is not None:
-        n_scored, n_fit = given.scored.n_tokens, given.fit.n_tokens
+        n_scored = given.scored.n_tokens
+        n_fit = given.fit.n_tokens
         counts = {"val_tokens": n_scored, "measure_tokens": n_scored, "fit_tokens": n_fit}
         fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
     config = build(MeasureOnlyConfig, {**fields, **settings}, "measure")

@@ -24,14 +24,17 @@ class PrunedRun(Exception):
 
     def __init__(self, step: int, reason: str):
         super().__init__(reason)
-        self.step, self.reason = step, reason
+        self.step = step
+        self.reason = reason
 
 
 class Pruner:
     """Called after each step with all rows logged so far, including those before an interruption; raises PrunedRun."""
 
     def __init__(self, rule: Prune, config: RunConfig, results: Path):
-        self.rule, self.config, self.results = rule, config, results
+        self.rule = rule
+        self.config = config
+        self.results = results
         self.pending = list(rule.at)
 
     def __call__(self, step: int, curves: Sequence[Mapping[str, Any]]) -> None:
@@ -42,7 +45,8 @@ class Pruner:
             losses = [row["train_loss"] for row in rows if row["train_loss"] is not None]
             if not losses or step - 1 >= share * n_steps:
                 continue  # resumed after this share: it was checked before, or has no rows
-            loss, others = math.fsum(losses) / len(losses), self._finished_losses(share)
+            loss = math.fsum(losses) / len(losses)
+            others = self._finished_losses(share)
             if loss > (level := level_reached(self.rule, others)):
                 raise PrunedRun(
                     step,

@@ -43,7 +43,8 @@ def code_version() -> dict[str, Any]:
     root = Path(sparsedepth.__file__).parent.parent
     commit = changes = None
     if (root / ".git").exists():
-        commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "sparsedepth")
+        commit = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--", "sparsedepth")
     changed = None if changes is None else bool(changes)
     return {"version": sparsedepth.__version__, "commit": commit, "changed": changed}
 
@@ -72,7 +73,9 @@ class Stopwatch:
     """Start time and duration, including the time of earlier processes."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
+        self.clock = clock
+        self.began = clock()
+        self.earlier_seconds = 0.0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
 
     def seconds(self) -> float:
@@ -100,9 +103,11 @@ def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> dic
     """The device, its settings and peak memory: on a GPU as allocated by PyTorch; on a CPU (Linux) the anonymous memory
     added since `before`, an earlier `anonymous_bytes`."""
     if runtime.device.type == "cuda":
-        name, peak = torch.cuda.get_device_name(runtime.device), torch.cuda.max_memory_allocated(runtime.device)
+        name = torch.cuda.get_device_name(runtime.device)
+        peak = torch.cuda.max_memory_allocated(runtime.device)
     else:
-        name, memory = platform.processor() or platform.machine(), anonymous_bytes()
+        name = platform.processor() or platform.machine()
+        memory = anonymous_bytes()
         peak = max(0, memory[1] - before[0]) if before and memory else None
     return {
         "device": f"{runtime.device.type} ({name})",

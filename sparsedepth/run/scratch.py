@@ -101,7 +101,9 @@ def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Al
     def count(name: str, default: int) -> int:
         return int(facts[name]) if facts[name].isdigit() else default
 
-    array, number, nodes = facts["ARRAY_JOB_ID"], facts["ARRAY_TASK_ID"], count("JOB_NUM_NODES", 1)
+    array = facts["ARRAY_JOB_ID"]
+    number = facts["ARRAY_TASK_ID"]
+    nodes = count("JOB_NUM_NODES", 1)
     return Allocation(
         task=f"{array}_{number}" if array and number else facts["JOB_ID"],
         node=facts["SLURMD_NODENAME"],
@@ -152,7 +154,8 @@ class Recorded(NamedTuple):
 
 class Scratch:
     def __init__(self, results: Path, run_id: str):
-        self.results, self.run_id = results, run_id
+        self.results = results
+        self.run_id = run_id
         self.folder = results / "work" / run_id
         self.lock, self.checkpoints, self.log = (self.folder / name for name in ("lock", "checkpoints", "log.txt"))
 
@@ -189,8 +192,11 @@ class Scratch:
 
     def recorded(self) -> Recorded:
         """What processes of the run have recorded, apart from its result; nothing where a file is damaged."""
-        failures, memory = self._read("failures.json"), self._read_object("memory.json")
-        pruned, size, shortage = self._read_object("pruned.json"), memory.get("micro_batch"), memory.get("infeasible")
+        failures = self._read("failures.json")
+        memory = self._read_object("memory.json")
+        pruned = self._read_object("pruned.json")
+        size = memory.get("micro_batch")
+        shortage = memory.get("infeasible")
         return Recorded(
             tuple(visible(str(reason)) for reason in failures) if isinstance(failures, list) else (),
             visible(str(pruned.get("reason"))) if isinstance(pruned.get("step"), int) else None,

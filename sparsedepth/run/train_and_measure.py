@@ -166,7 +166,9 @@ class RunJob:
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
-        watch, before, start = Stopwatch(self.options.clock), anonymous_bytes(), self.options.start
+        watch = Stopwatch(self.options.clock)
+        before = anonymous_bytes()
+        start = self.options.start
         self.options.report("reading the text", 0.0, None)
         self._check_start_weights()
         source = checked_source(self.config, self.scratch.results, start.learned if start else None)
@@ -201,7 +203,8 @@ class RunJob:
         publish(aside, run_record.run_folder(self.scratch.results, self.config.run_id), self.lease)
 
     def _check_start_weights(self) -> None:
-        start, weights = self.options.start, self.config.start_weights
+        start = self.options.start
+        weights = self.config.start_weights
         if weights != (start and start.loaded.weights_hash):
             raise ValueError(
                 f"start_weights={weights} does not match the initial model; use `train RUN.yaml --from MODEL`, "
@@ -210,7 +213,8 @@ class RunJob:
 
     def _facts(self, source: Source, runtime: Runtime, trained: TrainingResult) -> dict[str, Any]:
         """Provenance, kernels and data of the manifest."""
-        start, without_experts = self.options.start, {} if self.config.n_experts else {"experts": None}
+        start = self.options.start
+        without_experts = {} if self.config.n_experts else {"experts": None}
         reasons = dict(runtime.kernel_reasons)
         if runtime.cuda_graph and not trained.captured_steps:
             reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"

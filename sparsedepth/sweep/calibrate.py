@@ -44,7 +44,8 @@ LONGEST_STEP = 20.0
 
 def timings_path(machine: Machine) -> Path:
     runtime = machine.runtime.model_dump(mode="json", exclude={"checkpoint_seconds"})
-    device, workers = device_name_of(machine), machine.workers
+    device = device_name_of(machine)
+    workers = machine.workers
     facts = {"device": device, "torch": torch.__version__, "runtime": runtime, "workers": workers}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "sparsedepth" / "timings" / f"{files.digest(facts)}.json"

@@ -147,7 +147,8 @@ class Driver:
         """The result of this invocation, retrying while the study's database does not answer."""
         while True:
             try:
-                refused, unfinished = queue.refused(), queue.unfinished()
+                refused = queue.refused()
+                unfinished = queue.unfinished()
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -188,7 +189,8 @@ class Driver:
         runs = self._runs()
         self._count_failures(self._scan(runs))
         self._failed_in_a_row = []  # what failed earlier does not count
-        polled_at, show_at = float("-inf"), float("-inf")
+        polled_at = float("-inf")
+        show_at = float("-inf")
         while True:
             ended = self._advance()
             idle = [worker for worker in self._workers if worker.is_idle]
@@ -199,7 +201,8 @@ class Driver:
             elif idle and (ended or now > polled_at + POLL_SECONDS):
                 if not self._assign_tasks(queue, idle):
                     break
-                polled_at, runs = now, self._runs()  # finished tuning runs determine the next runs
+                polled_at = now
+                runs = self._runs()  # finished tuning runs determine the next runs
             if now > show_at:
                 self._show(runs)
                 show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)

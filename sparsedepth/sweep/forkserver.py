@@ -62,7 +62,8 @@ def _ensure_server() -> None:
     """Start the forkserver, unless it lives."""
     if _is_alive():
         return
-    own, file = os.dup(2), _stderr()
+    own = os.dup(2)
+    file = _stderr()
     file.seek(0)
     file.truncate()
     os.dup2(file.fileno(), 2)
@@ -137,7 +138,8 @@ def kill_server() -> None:
 def for_children() -> Generator[None]:
     """Children that start meanwhile do not import the main program, and do not get the current folder, which a program
     of `python -c`, `-m` or a notebook has on its path, unless PYTHONPATH names it."""
-    main, path = sys.modules["__main__"], sys.path
+    main = sys.modules["__main__"]
+    path = sys.path
     named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     here = {os.getcwd()} - named
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -103,7 +103,8 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
     if models:
         raise ValueError(f"{results} holds a model ({models[0].relative_to(results)}), and no sweep; name a new --out")
     if before and (before.name, before.base) != (definition.name, definition.base):
-        reason, fix = repr(before.name), "choose another --out"
+        reason = repr(before.name)
+        fix = "choose another --out"
         if before.name == definition.name:
             keys = sorted({*before.base, *definition.base})
             fields = ", ".join(key for key in keys if before.base.get(key) != definition.base.get(key))
@@ -204,7 +205,8 @@ class ResultsIndex:
     record is checked and read once; of a run without one it is asked anew, since other processes may be writing."""
 
     def __init__(self, results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> None:
-        self.results, self.definition = results, definition
+        self.results = results
+        self.definition = definition
         self.rule = end_rule(results, definition, max_attempts)
         self.complete: set[str] = set()
         """runs that were found complete and undamaged"""

@@ -55,7 +55,8 @@ def state_of(
     """What a run's lock and records in its folder say; `index` (default: the folder's) tells which runs have ended."""
     if (index and run_id in index.complete) or is_complete_run(results, run_id):
         return RunState(run_id=run_id, state="complete", config=config)
-    scratch, rule = Scratch(results, run_id), index.rule if index else end_rule(results, None)
+    scratch = Scratch(results, run_id)
+    rule = index.rule if index else end_rule(results, None)
     state = "planned"
     reason = None
     if is_held(scratch.lock):
@@ -63,10 +64,12 @@ def state_of(
     elif end := rule(scratch):
         state, reason = end
     elif failures := scratch.recorded().failures:
-        state, reason = "interrupted", failures[-1]
+        state = "interrupted"
+        reason = failures[-1]
     elif scratch.checkpoints.exists():
         state = "interrupted"
-    progress, starts = scratch.progress(), scratch.allocations()
+    progress = scratch.progress()
+    starts = scratch.allocations()
     return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
@@ -216,7 +219,8 @@ class _FolderRows:
 def sweep_summary(folder: Path) -> SweepSummary:
     """The summary of a sweep's folder. Raises ValueError for a damaged definition."""
     of = _read(folder)
-    plan, rows = Plan(of.definition) if of.definition else None, of.rows.values()
+    plan = Plan(of.definition) if of.definition else None
+    rows = of.rows.values()
     configs = _planned(folder, plan, of.losses) if plan else {}
     states = [
         replace(state, state="damaged", reason=problem) if (problem := of.problems.get(state.run_id)) else state
@@ -240,7 +244,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
 
 
 def _read(folder: Path) -> _FolderRows:
-    definition, damaged = read_definition(folder), list[DamagedRun]()
+    definition = read_definition(folder)
+    damaged = list[DamagedRun]()
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
@@ -264,7 +269,8 @@ def _planned(folder: Path, plan: Plan, losses: Mapping[str, float]) -> dict[str,
 
 def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig]) -> BestRun | None:
     """Of the definition's runs: a result, or before there is one a run of tuning."""
-    losses, rows = of.losses, of.rows
+    losses = of.losses
+    rows = of.rows
     complete = [state.run_id for state in states if math.isfinite(losses.get(state.run_id, math.inf))]
     results = [run_id for run_id in complete if of.results([rows[run_id]])]
     if of.definition is None or not complete:

@@ -174,7 +174,8 @@ def hide_url(url: str) -> None:
     """Overwrite a URL, which may hold a password, on this process's command line, which `ps` shows to every user."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[45]), int(fields[46])
+        begin = int(fields[45])
+        end = int(fields[46])
         offset = ctypes.string_at(begin, end - begin).find(url.encode())
     except (OSError, ValueError, IndexError):  # not Linux
         return

@@ -104,7 +104,9 @@ class Queue:
         lost trials first. `taken`: numbers of the trials that workers of this process have. The caller must hold the
         queue's lock: else two processes could take one task."""
         left = self._left(taken)
-        own, stack, share = list[Taken](), list[RunConfig](), -(-len(left) // n_workers)
+        own = list[Taken]()
+        stack = list[RunConfig]()
+        share = -(-len(left) // n_workers)
         for task, lost in left:
             run = self.plan.run_of(task)
             if stack and not (run and can_stack(*stack, run.config)):
@@ -120,9 +122,12 @@ class Queue:
 
     def _left(self, taken: Collection[int]) -> list[tuple[Task, FrozenTrial | None]]:
         """The tasks of trials in nobody's hands, and those without one; trials of an earlier definition are ended."""
-        tasks, trials = self.tasks(), self.study.get_trials(deepcopy=False, states=OPEN)
-        planned, leases = {task.key for task, _ in tasks}, self._leases(trials, taken)
-        held, lost = dict[str, str](), dict[str, tuple[Task, FrozenTrial | None]]()
+        tasks = self.tasks()
+        trials = self.study.get_trials(deepcopy=False, states=OPEN)
+        planned = {task.key for task, _ in tasks}
+        leases = self._leases(trials, taken)
+        held = dict[str, str]()
+        lost = dict[str, tuple[Task, FrozenTrial | None]]()
         for trial, task in ((trial, task) for trial in trials if (task := task_of(trial))):
             if trial.number in leases:
                 held[task.key] = leases[trial.number]
@@ -137,7 +142,8 @@ class Queue:
 
     def _leases(self, trials: Sequence[FrozenTrial], taken: Collection[int]) -> dict[int, str]:
         """Number of each trial in the hands of a living process -> its lease."""
-        results, leases = self.index.results, dict[int, str]()
+        results = self.index.results
+        leases = dict[int, str]()
         now = last_heartbeat(lease_path(results, self.lease_id))  # by the folder's clock: this machine's may be wrong
         for trial in trials:
             lease = trial.user_attrs.get("lease")
@@ -329,7 +335,8 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
         return
     cell = cell_digest(trial.user_attrs["cell"])
     for other in trial.study.get_trials(deepcopy=False)[: trial.number]:
-        other_task, other_cell = task_of(other), other.user_attrs.get("cell")
+        other_task = task_of(other)
+        other_cell = other.user_attrs.get("cell")
         counts = other_task and other_task.key != task.key and other.state != TrialState.FAIL
         if counts and other_cell is not None and cell_digest(other_cell) == cell:
             trial.set_user_attr("repeats", f"trial {other.number} is the same")

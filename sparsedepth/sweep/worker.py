@@ -52,9 +52,13 @@ class FailedError(Exception):
 class Worker:
     def __init__(self, machine: Machine, results_index: ResultsIndex, stop: Callable[[], bool], number: int = 0):
         """`number`: index among the machine's workers, which determines its GPUs."""
-        self.machine, self.results_index, self.stop, self.number = machine, results_index, stop, number
+        self.machine = machine
+        self.results_index = results_index
+        self.stop = stop
+        self.number = number
         assert results_index.definition is not None
-        self.results, self.definition = results_index.results, results_index.definition
+        self.results = results_index.results
+        self.definition = results_index.definition
         self.server_deaths = 0
         self.no_storage = False
         """whether a run ended because the results folder could not be written"""
@@ -157,11 +161,13 @@ class Worker:
     def _try_once(self, configs: list[RunConfig]) -> Generator[None]:
         """Run the process once, and record a failure that it could not record itself. Without storage, or after too
         many deaths of the forkserver, the driver gives up; the runs of a stack that failed run alone."""
-        config, scratch = configs[0], Scratch(self.results, configs[0].run_id)
+        config = configs[0]
+        scratch = Scratch(self.results, configs[0].run_id)
         if storage.problem(self.results):  # of a folder that was moved away, no other is made at its old place
             self.no_storage = True
             return
-        before, kills = scratch.recorded(), oom_kills()
+        before = scratch.recorded()
+        kills = oom_kills()
         try:
             code = yield from self._watch_process(configs)
         except forkserver.ServerDied:
@@ -189,7 +195,8 @@ class Worker:
 
     def _watch_process(self, configs: list[RunConfig]) -> Generator[None, None, int]:
         """Start the process and wait until it ends; returns its exit code, negative for a signal."""
-        machine, scratches = self.machine, [Scratch(self.results, config.run_id) for config in configs]
+        machine = self.machine
+        scratches = [Scratch(self.results, config.run_id) for config in configs]
         for scratch, config in zip(scratches, configs, strict=True):
             scratch.folder.mkdir(parents=True, exist_ok=True)
             run_record.write_config(scratch.folder, config)

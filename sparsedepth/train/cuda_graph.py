@@ -47,7 +47,8 @@ class CudaCapture:
     """of the learning rates in memory"""
 
     def __init__(self, device: torch.device):
-        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
 
     def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
         """Take the step on the capture stream."""
@@ -85,7 +86,8 @@ class CapturedUpdate:
     """A weight update: uncaptured at first, then captured and replayed."""
 
     def __init__(self, optimizer: AnyOptimizer, capture: CudaCapture):
-        self.optimizer, self.capture = optimizer, capture
+        self.optimizer = optimizer
+        self.capture = capture
         self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
         """the fixed memory of inputs, targets and weight of each micro-batch"""
         self.replay: Callable[[], Tensor] | None = None

@@ -48,7 +48,9 @@ class Devices:
     """The processes that train one model together; alone, every method is the identity."""
 
     def __init__(self, parallel: Parallel = "none", rank: int = 0, size: int = 1):
-        self.parallel, self.rank, self.size = parallel, rank, size
+        self.parallel = parallel
+        self.rank = rank
+        self.size = size
         self.is_leader = rank == 0
         """whether this process logs, observes, measures and writes"""
         self._patient = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None

@@ -82,7 +82,8 @@ class Objective(nn.Module):
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
 
     def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return losses(self.model, inputs_BT, targets_BT, self.config)
@@ -101,8 +102,13 @@ class TrainingState:
     def __init__(
         self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices, clock: Clock = time.perf_counter
     ):
-        self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
-        self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
+        self.model = model
+        self.config = config
+        self.runtime = runtime
+        self.devices = devices
+        self.clock = clock
+        self.began = clock()
+        self.earlier_seconds = 0.0
         check_parallel(config, devices.parallel)
         if runtime.compile:
             compile_blocks(model)
@@ -146,7 +152,8 @@ class TrainingState:
     @property
     def is_gradient_norm_due(self) -> bool:
         """Whether the next step (first, last, or of observations) records gradient norms."""
-        step, n_steps = self.step + 1, self.config.n_steps
+        step = self.step + 1
+        n_steps = self.config.n_steps
         return "gradients" in self.config.measures and not (step % self.config.observe_every and 1 < step < n_steps)
 
     def record_gradient_norms(self) -> None:
@@ -194,12 +201,14 @@ class TrainingState:
         if self.diverged and self.diverged[0] < self.step:
             return  # later steps are no result
         loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
-        now, batch_tokens = time.perf_counter(), self.config.batch_tokens
+        now = time.perf_counter()
+        batch_tokens = self.config.batch_tokens
         row = {"step": self.step, "tokens": self.step * batch_tokens, "train_loss": loss, "balance_loss": balance}
         row |= {"lr": learning_rate(self.config, self.step - 1), "grad_norm": grad_norm}
         row["tokens_per_second"] = (self.step - self.logged_step) * batch_tokens / (now - self.logged_at)
         self.curves.append(row)
-        self.logged_at, self.logged_step = now, self.step
+        self.logged_at = now
+        self.logged_step = self.step
 
     def observe_if_due(self, observe: Observe | None) -> None:
         """Add the rows of `observe` every observe_every steps, except after the last."""
@@ -239,7 +248,8 @@ class TrainingState:
 
     def finish_saving(self) -> None:
         """Wait for the background checkpoint. Raises its error."""
-        writing, self.writing = self.writing, None
+        writing = self.writing
+        self.writing = None
         if writing:
             writing.result()
 
@@ -268,7 +278,8 @@ class TrainingState:
                 fix = f"restore the corpus, or delete {trunk if shared else folder} to start again"
                 raise ValueError(f"{told} {self.data_hash}; {fix}")
             self.step = self.logged_step = position.step
-            self.curves, self.observations = position.curves, position.observations
+            self.curves = position.curves
+            self.observations = position.observations
             self.earlier_seconds = position.seconds
 
     @property

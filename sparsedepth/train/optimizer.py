@@ -128,7 +128,8 @@ class Factors(NamedTuple):
 
 def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
     """The factors of `parametrisation`: the table at the top of this file."""
-    width, depth = config.width_multiplier, config.depth_multiplier
+    width = config.width_multiplier
+    depth = config.depth_multiplier
     if not name.startswith("blocks."):
         return Factors(eps=1 / width)
     if parameter.ndim == 1:
@@ -169,7 +170,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     lr: as a cosine, or linearly, or with wsd (2404.06395) constant until the last decay_frac of the
     steps, then linearly. Both the last step of warm-up and the first step after it are at lr, with
     wsd also the last before the decay; the last step is at the minimum."""
-    warmup, floor = config.warmup_steps, config.min_lr_frac
+    warmup = config.warmup_steps
+    floor = config.min_lr_frac
     if step < warmup:
         return config.lr * (step + 1) / warmup
     start = config.stable_steps - 1 if config.schedule == "wsd" else warmup

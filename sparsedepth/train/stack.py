@@ -84,7 +84,8 @@ class Clock:
     """Seconds of one run in a process of several: while open, and its share of a stack's time."""
 
     def __init__(self) -> None:
-        self._seconds, self._opened = 0.0, None
+        self._seconds = 0.0
+        self._opened = None
 
     def __call__(self) -> float:
         return self._seconds + (0.0 if self._opened is None else time.perf_counter() - self._opened)
@@ -96,7 +97,8 @@ class Clock:
         self._opened = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._seconds, self._opened = self(), None
+        self._seconds = self()
+        self._opened = None
 
 
 def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
@@ -162,7 +164,8 @@ class _Stacks:
         key = tuple(map(id, runs))
         if key not in self._stacks:
             assert can_stack(*(run.config for run in runs))
-            stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
+            stack = StackedDecoder([run.model for run in runs])
+            runtime = runs[0].runtime
             stack.decoder.use_kernels(**runtime.kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
@@ -176,7 +179,8 @@ def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
     """Give each run its gradients, cross-entropy and balance loss. The gradient of the sum of the
     losses is each run's own: no run's loss depends on another's weights. What acts in the loss is
     equal in all (`unstackable`), so the first run's configuration holds for it."""
-    config, runtime = runs[0].config, runs[0].runtime
+    config = runs[0].config
+    runtime = runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []
     for parts in zip(*(run.batch.parts(n_sequences) for run in runs), strict=True):

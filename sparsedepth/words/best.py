@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 def heading(ranking: "Ranking") -> str:
     """What the table shows, and warnings."""
-    columns, quantity, search = ranking.table.columns, quantities.rankable(ranking.by), ranking.search
+    columns = ranking.table.columns
+    quantity = quantities.rankable(ranking.by)
+    search = ranking.search
     unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
     diverged = ""
     if ranking.n_diverged:
         diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
-    interval, advice = f"(an interval needs {ranking.n_for_interval} seeds)", ""
+    interval = f"(an interval needs {ranking.n_for_interval} seeds)"
+    advice = ""
     if ends := [(row["lo"], row["hi"]) for row in ranking.table.records() if row["lo"] is not None]:
         interval = f"with 95% interval (Student's{quantity.cut_at(*ends)})"
     if search:
@@ -83,7 +86,8 @@ def answer(ranking: "Ranking") -> str:
 
 def ranking_table(ranking: "Ranking", width: int | None = None) -> str:
     """The ranking for a terminal, a line per configuration, with what differs from the baseline."""
-    tuned, note = ranking.differences.tuned, ["note"] if ranking.search else []
+    tuned = ranking.differences.tuned
+    note = ["note"] if ranking.search else []
     values = ("seeds", "diverged", ranking.by, "lo", "hi", *ranking.beside)
     wanted = ("rank", "cell_id", "source", "n_layers", *tuned, *values, "params", "flops", *note)
     names = [name for name in dict.fromkeys(wanted) if name in ranking.table.columns]

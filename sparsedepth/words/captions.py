@@ -64,7 +64,8 @@ def title_of_pairs(metric: str) -> str:
 
 def lr_change(row: Mapping[str, Any]) -> str:
     """'0.003 → 0.006', baseline first; '' unless the sides have different tuned lr."""
-    before, after = row["lr_baseline"], row["lr"]
+    before = row["lr_baseline"]
+    after = row["lr"]
     return f"{before:g} → {after:g}" if abs(before - after) > 0 else ""  # NaN of an unknown one is never above 0
 
 
@@ -86,7 +87,8 @@ def not_shown(n: int, noun: str, why: str = "") -> str:
 
 def means_text(points: "pd.DataFrame") -> str:
     """'Mean over 3 to 16 seeds, 95% interval.', without the interval where no point has one; 'One run each.'"""
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
+    few = points["n_seeds"].min()
+    most = points["n_seeds"].max()
     seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
@@ -136,7 +138,8 @@ def rates_marked(points: "pd.DataFrame") -> str:
 
 
 def rates_caption(points: "pd.DataFrame", n_beyond: int) -> str:
-    n_lines, n_edge = len(points[["panel", "setting"]].drop_duplicates()), int(points["role"].eq("edge").sum())
+    n_lines = len(points[["panel", "setting"]].drop_duplicates())
+    n_edge = int(points["role"].eq("edge").sum())
     text = f" {counted(n_lines, 'line')}, each over the seeds that all its points have. Ring: {rates_marked(points)}."
     text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
     text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
@@ -214,7 +217,8 @@ FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": "
 
 
 def profile_title(profile: "LayerProfile", degenerate: Collection[str]) -> str:
-    run, model = profile.run, profile.run.get("model")
+    run = profile.run
+    model = profile.run.get("model")
     facts = [escaped(model) if isinstance(model, str) else f"run {run['run_id']}", f"{profile.n_layers} layers"]
     for name, unit in FACTS.items():
         value = run.get(name)

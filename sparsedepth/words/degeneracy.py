@@ -76,7 +76,8 @@ def notes_on_run(reasons: "Mapping[Reason, list[str]]") -> list[str]:
 
 def degeneracy_caption(forms: "Iterable[UsableForm]") -> str:
     """A sentence for a caption: degenerate scores, their main reasons, and what is drawn instead."""
-    text, marked = "", []
+    text = ""
+    marked = []
     for form, judged in forms:
         named = f"{judged.score} ({main_reason(judged)})"
         if judged.is_degenerate and form != judged.score:

@@ -189,7 +189,8 @@ def effects_text(listed: "Listing") -> str:
 
 def _notes(listed: "Listing") -> list[str]:
     """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
-    cells, withheld = listed.cells, listed.withheld
+    cells = listed.cells
+    withheld = listed.withheld
     parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
     lines = [
         f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "

@@ -81,7 +81,8 @@ def to_json(result: "QueryResult") -> str:
 def _distinct(columns: tuple[str, ...]) -> list[str]:
     names: list[str] = []
     for column in columns:
-        name, number = column, 1
+        name = column
+        number = 1
         while name in names:
             number += 1
             name = f"{column}_{number}"
@@ -125,7 +126,8 @@ def to_latex(result: "QueryResult") -> str:
     """A tabular environment that needs no package; text can run no command."""
     head, *rows = [" & ".join(line) + r" \\" for line in _escaped(result, _LATEX)]
     sides = "".join("r" if is_numeric else "l" for is_numeric in result.are_numeric())
-    begin, end = rf"\begin{{tabular}}{{{sides}}}", r"\end{tabular}"
+    begin = rf"\begin{{tabular}}{{{sides}}}"
+    end = r"\end{tabular}"
     return "\n".join([begin, r"\hline", head, r"\hline", *rows, r"\hline", end])
 
 

@@ -33,7 +33,8 @@ def price_line(price: "Price") -> str:
 
 def price_text(priced: "PricedSweep") -> str:
     """The question, a row per shape of runs, the total and what it assumes, and what remains."""
-    definition, price = priced.definition, priced.price
+    definition = priced.definition
+    price = priced.price
     alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
     lines = [*alike, f"total: {price_line(price)}", *assumption_lines(priced)]
     shortage = f"{shortage_text(priced.shortage)}\n" if priced.shortage else ""
@@ -49,7 +50,9 @@ def price_text(priced: "PricedSweep") -> str:
 
 def assumption_lines(priced: "PricedSweep") -> list[str]:
     """On what the time, the size and the number of runs depend."""
-    definition, price, place = priced.definition, priced.price, priced.price.setup.place
+    definition = priced.definition
+    price = priced.price
+    place = priced.price.setup.place
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
     shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
@@ -87,7 +90,8 @@ def shortage_text(shortage: "MemoryShortage") -> str:
 
 def array_lines(array: "ArrayPlan") -> list[str]:
     """The array's size, the time per task against the queue's limit, and warnings."""
-    seconds, request = array.price.seconds, array.request
+    seconds = array.price.seconds
+    request = array.request
     limit = "none" if array.limit == math.inf else duration(array.limit)
     default = "" if request.seconds else " (the partition's default; set with --time)"
     lines = [

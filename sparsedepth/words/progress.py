@@ -36,7 +36,8 @@ def share_text(progress: "Progress") -> str:
 
 def complete_text(progress: "Progress", state: "RunState") -> str:
     """A line about a run that has just become complete."""
-    value, result = progress.value(state), ""
+    value = progress.value(state)
+    result = ""
     if value is not None:
         result = f", {progress.definition.objective} {value:.4g}"
     elif progress.is_diverged(state):

@@ -101,7 +101,9 @@ def paragraph(card: "Card", most: int | None = None) -> list[str]:
 
 def _explained(recipe: "Recipe") -> str:
     effect = recipe.candidates[0].effect
-    value, lr, is_ratio = effect.baseline_value, effect.lr_baseline, effect.unit == "ln ratio"
+    value = effect.baseline_value
+    lr = effect.lr_baseline
+    is_ratio = effect.unit == "ln ratio"
     known = (
         recipe.baseline_text,
         f"lr {lr:g}" if lr is not None and recipe.tried else "",
@@ -161,7 +163,8 @@ def told_by_outcome(card: "Card") -> list[str]:
 
 def card_text(card: "Card", table: "QueryResult", width: int | None = None, findings: int | None = None) -> str:
     """The card for a terminal, with rows of its table; of a part of them, tests and `findings` in short."""
-    width, n_more = width or terminal_width(), len(card.recipe.candidates) - len(table.rows)
+    width = width or terminal_width()
+    n_more = len(card.recipe.candidates) - len(table.rows)
     more = f"\n{counted(n_more, 'more setting')}: on the card that -o writes" if n_more else ""
     tests = tests_lines(card) if findings is None else told_by_outcome(card)
     parts = [
@@ -198,7 +201,8 @@ def card_markdown(card: "Card", table: "QueryResult") -> str:
 
 
 def _provenance(card: "Card") -> Iterator[str]:
-    known, verification = card.provenance, card.verification
+    known = card.provenance
+    verification = card.verification
     cost = ", ".join(f"{hours:.3g} h on {device}" for device, hours in known.hours.items()) or "unknown"
     cost += "" if known.node_hours is None else f"; {known.node_hours:.3g} node hours on a cluster"
     facts = {
@@ -238,7 +242,9 @@ def verification_text(card: "Card") -> str:
     verification = card.verification
     if verification is None:
         return ""
-    gain, n_earlier, seeds = verification.gain, card.version - 2, ", ".join(map(str, verification.seeds))
+    gain = verification.gain
+    n_earlier = card.version - 2
+    seeds = ", ".join(map(str, verification.seeds))
     text = f"{verification.outcome} on fresh seeds {seeds}: {card.recipe.objective} {effect_text(gain)}"
     if n_earlier > 0 and gain is not None and gain.p_adjusted is not None:
         text += f", p {gain.p_adjusted:.2g} after correction for {counted(n_earlier, 'earlier verification')}"

@@ -94,7 +94,8 @@ def _missed(rows: "pd.DataFrame") -> str:
     """'; a change smaller than about 0.5 nat/token would probably not have been seen'."""
     if rows["detectable"].isna().all():
         return ""
-    size, unit = rows["detectable"].median(), rows["unit"].iloc[0]
+    size = rows["detectable"].median()
+    unit = rows["unit"].iloc[0]
     is_ratio = unit == "ln ratio"
     factor = "a factor nearer to 1 than about " if is_ratio else "a change smaller than about "
     return (
@@ -198,11 +199,13 @@ def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[
 
 def _counts(found: "Findings") -> str:
     """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
-    parts, results = [], found.results
+    parts = []
+    results = found.results
     if results is not None and results.empty:
         parts.append(f"{counted(found.n_trained, 'run')} of tuning, and none of the results yet")
     elif results is not None:
-        finished, depths = results[results["outcome"] == "ok"], ", ".join(map(str, sorted({*results["n_layers"]})))
+        finished = results[results["outcome"] == "ok"]
+        depths = ", ".join(map(str, sorted({*results["n_layers"]})))
         n_seeds = finished.groupby("cell_id")["seed"].nunique()
         seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
         parts.append(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def answer_text(found: "Answered") -> str:
     """One column says how a configuration differs from the baseline."""
-    query, settings = found.query, found.settings
+    query = found.query
+    settings = found.settings
     if not found.shown.rows:
         none = only_tuning_text(found.only_tuning) or query.none
         return f"{wrapped([query.asks])}none: {none if found.has_runs else 'there is no complete run'}"

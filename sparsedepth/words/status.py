@@ -27,8 +27,10 @@ def status_text(status: "SweepStatus") -> str:
 
 def status_lines(status: "SweepStatus") -> list[str]:
     """The question, counts, each running run, what Slurm says, causes of failures, the best run and remarks."""
-    summary, names = status.summary, status.trunks
-    definition, states = summary.definition, summary.states
+    summary = status.summary
+    names = status.trunks
+    definition = summary.definition
+    states = summary.states
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     lines.append(counts_text(summary))
     if names:

@@ -22,7 +22,8 @@ MOST_LISTED = 7
 
 def plan_notes(plan: "Plan") -> list[str]:
     """What to know before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
-    definition, drawn = plan.definition, len(plan.matches) + len(plan.infeasible)
+    definition = plan.definition
+    drawn = len(plan.matches) + len(plan.infeasible)
     notes = [*matched_lines(plan), *(f"skipped: {cell}: {reason}" for cell, reason in plan.infeasible)]
     if definition.sampler == "grid":
         notes += definition.idle_conditions()
@@ -46,7 +47,8 @@ def matched_lines(plan: "Plan") -> list[str]:
     solved = [one for one in plan.matches if one.free]
     if not solved:
         return []
-    worst, matched = max((one.ratio - 1 for one in plan.matches), key=abs), plan.definition.matched
+    worst = max((one.ratio - 1 for one in plan.matches), key=abs)
+    matched = plan.definition.matched
     lines = [f"matched in {matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"]
     if len(solved) > MOST_LISTED:
         return [f"{lines[0]}; the table has them"]
@@ -87,7 +89,8 @@ def storage_text(address: "URL | None", journal: "Path") -> str:
 
 def probe_text(probe: "Probe", results: "Path", python: str) -> str:
     """Why the task that checked a node of the cluster failed."""
-    node, state = probe.node, probe.state
+    node = probe.node
+    state = probe.state
     if state == "COMPLETED":
         return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
     if not probe.has_ended:

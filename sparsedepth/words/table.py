@@ -23,7 +23,8 @@ MIN_SETTING_WIDTH = 18
 
 def table(result: "QueryResult", width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side if they fit into `width` characters (default: the terminal's), else one line per value."""
-    width, shown = width or terminal_width(), result.first(max_rows)
+    width = width or terminal_width()
+    shown = result.first(max_rows)
     return f"{_side_by_side(shown, width) or _line_per_value(shown, width)}{_more(result, max_rows)}"
 
 
@@ -40,7 +41,9 @@ def fitted_table(
     """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
     out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
     Names in one string, such as 'lo hi', are left out together. A note names those left out."""
-    width, shown, more = width or terminal_width(), result.first(max_rows).without_empty(), _more(result, max_rows)
+    width = width or terminal_width()
+    shown = result.first(max_rows).without_empty()
+    more = _more(result, max_rows)
     left_out = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
     one_line = [(names, MAX_CELL_WIDTH) for names in left_out[:2]]
     several_lines = [(names, MIN_SETTING_WIDTH) for names in left_out[1:]]

@@ -104,7 +104,8 @@ def profile(blocks: Iterable[Block], x_BTD: Tensor, context: Context) -> None:
 
     Variances are over all entries. w_1 .. w_i are set before branch i is profiled, as in the
     authors' code, which also includes Var[x_0]."""
-    weight, variance = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var()
+    weight = torch.ones_like(x_BTD[0, 0, 0])
+    variance = x_BTD.var()
     for block in blocks:
         for part in PARTS:
             block.get_parameter(f"{part}_gate").fill_(weight)
@@ -123,7 +124,8 @@ class ResidualScalars(Block):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
-        self.stream_scalar, self.first_scalar = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.stream_scalar = nn.Parameter(torch.empty(1))
+        self.first_scalar = nn.Parameter(torch.empty(1))
 
     def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
         assert context.first_BTD is not None

@@ -48,7 +48,8 @@ class Keel(Block):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
         self.n_branches = 2.0 * config.n_layers
-        self.attention_sum_norm, self.ffn_sum_norm = make_norm(config), make_norm(config)
+        self.attention_sum_norm = make_norm(config)
+        self.ffn_sum_norm = make_norm(config)
 
     def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
         return self.normed(f"{part}_sum_norm", super().add_update(part, self.n_branches * x_BTD, update_BTD))

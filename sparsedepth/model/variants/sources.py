@@ -30,7 +30,8 @@ class Sources(nn.Module):
     def __init__(self, config: ModelConfig, branch: int):
         super().__init__()
         per_source = 2 * config.n_layers // config.attention_residuals
-        self.own, self.has_begun = 1 + branch // per_source, branch % per_source > 0
+        self.own = 1 + branch // per_source
+        self.has_begun = branch % per_source > 0
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.query_scalar = nn.Parameter(torch.zeros(config.d_model))
         # Buffers, not numbers, so that compiled blocks share one graph.
