@@ -19,9 +19,8 @@ from sparsedepth.words.plain_text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparsedepth.probe.text import TokenArrays
     from sparsedepth.quantities.quantity import Measure
-    from sparsedepth.run.measure_existing_model import MeasurementResult, MeasureOnlyConfig
+    from sparsedepth.run.measure_existing_model import MeasurementResult
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,11 @@ def measure(
         facts = result.loaded.facts
         print(model_text(result))
         if result.given is not None:
-            print(tokens_text(scored_tokens(result.given, result.config, is_halved=given.fit_tokens is None)))
+            config = result.config
+            scored = result.given.scored[: config.measure_tokens // config.seq_len]
+            n_fit = len(result.given.fit[: config.fit_tokens // config.seq_len])
+            n_of_loss = len(result.given.scored[: config.val_tokens // config.seq_len])
+            print(tokens_text(scored, config.seq_len, n_of_loss, n_fit, is_halved=given.fit_tokens is None))
         print(summary_text(summary), end="")
         available = {column.measure for column, _, _ in with_intervals(summary)}
         requested = () if given.measures in (None, "all") else result.config.measures
@@ -141,76 +144,60 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredTokens:
-    """Which of the given tokens were used, in sequences and positions."""
-
-    length: int
-    n_sequences: int
-    n_tokens: int
-    n_scored: int
-    n_of_loss: int
-    """Sequences behind the loss."""
-    n_fit: int
-    """Sequences to which the maps were fitted."""
-    is_halved: bool
-    """Whether these are the last half of the file."""
-
-
-def scored_tokens(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halved: bool) -> ScoredTokens:
-    """What the limits of the configuration leave of the given tokens."""
-    scored = given.scored[: config.measure_tokens // config.seq_len]
-    return ScoredTokens(
-        length=config.seq_len,
-        n_sequences=len(scored),
-        n_tokens=scored.n_tokens,
-        n_scored=scored.n_scored,
-        n_of_loss=len(given.scored[: config.val_tokens // config.seq_len]),
-        n_fit=len(given.fit[: config.fit_tokens // config.seq_len]),
-        is_halved=is_halved,
-    )
-
-
 def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
     """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
-    values are null."""
+    values are null. First the quantities of a run, then metrics with rows only."""
     measured = result.measurements
     scores = []
+    shown = set[str]()
     for column, value, interval in with_intervals(measured.summary):
         quantity = column.quantity
         if quantity and not column.part and column.unit != "token":
             at = f"@{getattr(result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
-            scores.append(_score(result, column, quantity.metric + at, value, interval))
-    shown = {score["metric"] for score in scores}
+            error = measured.summary.get(f"{column.name}_se")
+            of_error = {} if error is None else {"standard_error": error}
+            scores.append(_score(result, column, quantity.metric + at, column.name, value, interval) | of_error)
+            shown.add(quantity.metric + at)
     for rows, columns in ((measured.layers, LAYERS), (measured.pairs, PAIRS)):
         by_name = {column.name: column for column in columns}
-        metrics = dict.fromkeys(row["metric"] for row in rows if row["metric"] not in shown)
-        scores += [_score(result, by_name[metric.partition("@")[0]], metric) for metric in metrics]
-        shown |= {*metrics}
+        for metric in dict.fromkeys(row["metric"] for row in rows):
+            if metric not in shown:
+                scores.append(_score(result, by_name[metric.partition("@")[0]], metric, metric))
+                shown.add(metric)
     return scores
 
 
 def _score(
-    result: "MeasurementResult", column: Column, metric: str, value: Any = None, interval: tuple[Any, Any] | None = None
+    result: "MeasurementResult",
+    column: Column,
+    metric: str,
+    name: str,
+    value: Any = None,
+    interval: tuple[Any, Any] | None = None,
 ) -> dict[str, Any]:
     """A column of `runs` with value, interval and its rows; or a metric with rows only."""
-    measured = result.measurements
-    layers = [row for row in measured.layers if row["metric"] == metric]
-    pairs = [row for row in measured.pairs if row["metric"] == metric]
-    error = measured.summary.get(f"{column.name}_se") if column.view == "runs" else None
-    return {
-        "name": column.name if column.view == "runs" else metric,
+    layers = [row for row in result.measurements.layers if row["metric"] == metric]
+    pairs = [row for row in result.measurements.pairs if row["metric"] == metric]
+    score = {
+        "name": name,
         "definition": column.meaning,
         "source": column.source,
         "unit": column.unit,
         "global": value,
-        "interval": list(interval) if interval else None,
+        "interval": interval and list(interval),
         "n_tokens": _n_tokens(result, column, [*layers, *pairs]),
         "metric": metric if layers or pairs else None,
-        **({} if error is None else {"standard_error": error}),
-        **_by_layer(layers),
-        **_by_pair(pairs, result.loaded.facts.n_layers),
     }
+    if layers:
+        values = {row["layer"]: row["value"] for row in layers}
+        first = min(values)
+        score |= {"first_layer": first, "per_layer": [*map(values.get, range(first, max(values) + 1))]}
+    if pairs:
+        values = {(row["layer"], row["other_layer"]): row["value"] for row in pairs}
+        every = range(min(1, min(values)[0]), result.loaded.facts.n_layers + 1)
+        score["matrix_first_layer"] = every.start
+        score["matrix"] = [[values.get((layer, other)) for other in every] for layer in every]
+    return score
 
 
 def _n_tokens(result: "MeasurementResult", column: Column, rows: list[dict[str, Any]]) -> int | None:
@@ -220,23 +207,5 @@ def _n_tokens(result: "MeasurementResult", column: Column, rows: list[dict[str, 
     if column.measure == "loss":
         tokens = result.measurements.summary["val_loss_tokens"]
         return None if tokens is None else int(tokens)
-    if rows and column.measure != "attention":  # its rows count attention weights
-        return max(row["n"] for row in rows)
-    return result.n_tokens
-
-
-def _by_layer(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    values = {row["layer"]: row["value"] for row in rows}
-    if not values:
-        return {}
-    first = min(values)
-    return {"first_layer": first, "per_layer": [values.get(layer) for layer in range(first, max(values) + 1)]}
-
-
-def _by_pair(rows: list[dict[str, Any]], n_layers: int) -> dict[str, Any]:
-    values = {(row["layer"], row["other_layer"]): row["value"] for row in rows}
-    if not values:
-        return {}
-    first = min(1, *(layer for layer, _ in values))
-    layers = range(first, n_layers + 1)
-    return {"matrix_first_layer": first, "matrix": [[values.get((a, b)) for b in layers] for a in layers]}
+    is_counted = rows and column.measure != "attention"  # its rows count attention weights
+    return max(row["n"] for row in rows) if is_counted else result.n_tokens

@@ -73,12 +73,6 @@ def state_of(
     return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
-def known_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
-    """The runs known so far, given the finished ones; none for an adaptive sampler."""
-    index = ResultsIndex(results, plan.definition, max_attempts)
-    return [*plan.configs(index.loss_of).values()]
-
-
 def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result."""
     return remaining_and_complete(plan, results, max_attempts)[0]

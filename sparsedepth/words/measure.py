@@ -9,7 +9,7 @@ from sparsedepth.words.plain_text import wrapped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparsedepth.cli.measure import ScoredTokens
+    from sparsedepth.data.sequences import Sequences
     from sparsedepth.run.measure_existing_model import MeasurementResult
     from sparsedepth.store.evals import Evaluation, Result
 
@@ -41,14 +41,14 @@ def model_text(result: "MeasurementResult") -> str:
     )
 
 
-def tokens_text(tokens: "ScoredTokens") -> str:
-    """What was scored of the given tokens, and on what the maps were fitted."""
-    positions = f" at {tokens.n_scored:,} of {tokens.n_tokens:,} positions" if tokens.n_scored < tokens.n_tokens else ""
-    loss = f", the loss on {tokens.n_of_loss}" if tokens.n_of_loss != tokens.n_sequences else ""
-    split = ", of the last half of the file" if tokens.is_halved else ""
+def tokens_text(scored: "Sequences", length: int, n_of_loss: int, n_fit: int, *, is_halved: bool) -> str:
+    """What was scored of the given tokens, in sequences and positions, and on what the maps were fitted: `is_halved`,
+    on the last half of the file."""
+    positions = f" at {scored.n_scored:,} of {scored.n_tokens:,} positions" if scored.n_scored < scored.n_tokens else ""
+    loss = f", the loss on {n_of_loss}" if n_of_loss != len(scored) else ""
     return (
-        f"{tokens.n_sequences} sequences of {tokens.length} tokens scored{positions}{loss}; "
-        f"maps fitted on {tokens.n_fit} others{split}"
+        f"{len(scored)} sequences of {length} tokens scored{positions}{loss}; maps fitted on {n_fit} others"
+        f"{', of the last half of the file' * is_halved}"
     )
 
 

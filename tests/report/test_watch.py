@@ -21,7 +21,6 @@ from sparsedepth.report import page as report_page
 from sparsedepth.report.page import WatchedReport, write_report
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.status import known_runs
 
 RELOADS = "location.reload"
 
@@ -42,7 +41,7 @@ def sweep(tmp_path):
     def planned(**fields):
         path = definition(tmp_path, **fields)
         (results / "sweep.yaml").write_text(path.read_text())
-        return known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results)
+        return [*Plan(build(SweepDefinition, read_yaml(path), "test")).configs().values()]
 
     return results, planned
 

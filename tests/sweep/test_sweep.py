@@ -21,7 +21,6 @@ from sparsedepth.run.publish import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.status import known_runs
 
 ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""
@@ -179,7 +178,7 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     """Checkpoints cannot be written (a file stands in their place): each run fails at its end."""
     results = tmp_path / "results"
     path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=list(range(20)), base=QUICK)
-    for config in known_runs(Plan(build(SweepDefinition, read_yaml(path), "x")), results):
+    for config in Plan(build(SweepDefinition, read_yaml(path), "x")).configs().values():
         (results / "work" / config.run_id).mkdir(parents=True)
         (results / "work" / config.run_id / "checkpoints").touch()
     _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
@@ -190,7 +189,7 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
 def test_a_worker_whose_run_fails_says_so_as_a_sweep_does(tmp_path):
     results = tmp_path / "results"
     path = definition(tmp_path, space={"n_layers": [1]}, seeds=[0], base=QUICK)
-    (config,) = known_runs(Plan(build(SweepDefinition, read_yaml(path), "x")), results)
+    (config,) = Plan(build(SweepDefinition, read_yaml(path), "x")).configs().values()
     (results / "work" / config.run_id).mkdir(parents=True)
     (results / "work" / config.run_id / "checkpoints").touch()
     sparsedepth("sweep", path, "--out", results, "--max-attempts", 1, code=1)
