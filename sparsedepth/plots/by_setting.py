@@ -136,9 +136,11 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
     if points["metric"].nunique() > 3:
         points = deepest
     labels = _lr_labels(deepest)
-    panels = dict([*points.groupby("panel")])
-    keys = [(metric, depth) for depth in points["n_layers"].unique() for metric in ORDER]
-    kinds = [_panel(*key, panels[name]) for key in keys if (name := "{}@{}".format(*key)) in panels]
+    kinds = [
+        _panel(str(metric), int(str(depth)), part)
+        for depth, of_depth in points.groupby("n_layers", sort=False)
+        for metric, part in sorted(of_depth.groupby("metric"), key=lambda of: ORDER.index(of[0]))
+    ]
     n_metrics = points["metric"].nunique()
     n_depths = points["n_layers"].nunique()
     notes = by_setting_caption(points, finished, bool(labels)) + notes
@@ -156,8 +158,14 @@ def _deep_and_shallow(finished: pd.DataFrame) -> pd.DataFrame:
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
     late = points[points["x"] >= 0.2 * points["x"].max()] if metric == "train_loss" else points[:0]  # early all fall
     x, label = ("tokens", TRAINING[metric]) if metric in TRAINING else ("whole", "layer")
-    look = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
-    return panel_of(QUANTITY.get(metric, metric), f"{metric}@{depth}", **look)
+    return panel_of(
+        QUANTITY.get(metric, metric),
+        f"{metric}@{depth}",
+        title=counted(depth, "layer"),
+        x=x,
+        x_label=label,
+        range=range_of(late),
+    )
 
 
 def _lr_labels(points: pd.DataFrame) -> dict[str, str]:
@@ -259,12 +267,20 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
         ends = range_of(part[part["mean"] <= low + OUTLIER * (usual - low)])
         top = ends[1] if ends else math.inf
         n_beyond += int((part["mean"] > top).sum())
-        look = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
-        marks = partial(_mark_best, styles, top)
-        kinds.append(panel_of(loss, depth, title=counted(int(str(depth)), "layer"), decorate=marks, **look))
+        kinds.append(
+            panel_of(
+                loss,
+                depth,
+                title=counted(int(str(depth)), "layer"),
+                x="log",
+                x_label="learning rate",
+                scale="linear",
+                range=ends,
+                decorate=partial(_mark_best, styles, top),
+            )
+        )
     entries = [("o", rates_marked(points)), *[("x", "at the end of the grid")] * ("edge" in {*points["role"]})]
-    hollow = {"markersize": 9, "markerfacecolor": "none"}
-    handles = [line_handle(label, (GREY, mark, ""), **hollow) for mark, label in entries]
+    handles = [line_handle(label, (GREY, mark, ""), markersize=9, markerfacecolor="none") for mark, label in entries]
     text = rates_caption(points, n_beyond)
     return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
 
@@ -272,10 +288,10 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
 def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.DataFrame) -> None:
     """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
     colours = points["setting"].map(lambda name: styles[name][0])
-    ring = {"marker": "o", "s": 80, "facecolor": "none"}
-    for role, mark, part in (("best", ring, "edgecolor"), ("edge", {"marker": "x", "s": 60}, "color")):
-        if (marked := points[points["role"] == role]).size:
-            axis.scatter(marked["x"], marked["mean"], linewidth=1.2, zorder=6, **mark, **{part: colours[marked.index]})
-    if (beyond := points[points["mean"] > top]).size:
-        at_top = {"transform": axis.get_xaxis_transform(), "clip_on": False, "color": colours[beyond.index]}
-        axis.scatter(beyond["x"], np.ones(len(beyond)), marker="^", s=22, **at_top)
+    best = points[points["role"] == "best"]
+    axis.scatter(best["x"], best["mean"], 80, edgecolor=colours[best.index], facecolor="none", linewidth=1.2, zorder=6)
+    edge = points[points["role"] == "edge"]
+    axis.scatter(edge["x"], edge["mean"], 60, colours[edge.index], "x", linewidth=1.2, zorder=6)
+    beyond = points[points["mean"] > top]
+    at_top = axis.get_xaxis_transform()
+    axis.scatter(beyond["x"], np.ones(len(beyond)), 22, colours[beyond.index], "^", transform=at_top, clip_on=False)

@@ -138,8 +138,18 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
     colour, marker, dashes = style
     x, mean, low, high = (line[name].to_numpy(float) for name in ("x", "mean", "lo", "hi"))
     shown = slice((len(line) - 1) % (step := -(-len(line) // 25)), None, step)  # 25 markers at most, with the last
-    look = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
-    axis.plot(x, mean, markevery=shown, linewidth=1.3, zorder=order, **look)
+    axis.plot(
+        x,
+        mean,
+        color=colour,
+        marker=marker,
+        linestyle=dashes,
+        linewidth=1.3,
+        markersize=3.5,
+        markeredgewidth=0,
+        markevery=shown,
+        zorder=order,
+    )
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
         axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1)

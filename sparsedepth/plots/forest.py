@@ -95,8 +95,8 @@ def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> Non
     face = colour.where(rows["verdict"].isin(["lower", "higher"]), "white")
     axis.scatter(rows["estimate"], rows["y"], s=20, color=face, edgecolor=colour, zorder=3)
     for row in rows[rows["lr_change"] != ""].itertuples() if not is_paper() else ():  # at the panel's right end
-        place = {"transform": axis.get_yaxis_transform(), "va": "center"}
-        axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, **place)
+        at_end = axis.get_yaxis_transform()
+        axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, transform=at_end, va="center")
 
 
 def _label_settings(axis: Any, settings: Sequence[str]) -> None:

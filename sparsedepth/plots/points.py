@@ -84,10 +84,20 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
     """The runs, or configurations, that have both: the colour is the depth, the shape what they changed."""
     from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
 
-    look = {"edgecolor": "white", "linewidth": 0.3, **look}
-    look |= {"hue": "n_layers", "palette": depth_colours(rows["n_layers"])}
-    look |= {"style": "kind", "markers": kind_markers(rows["kind"])}
-    scatterplot(rows, x=x, y=y, ax=axis, legend=False, **look)
+    scatterplot(
+        rows,
+        x=x,
+        y=y,
+        ax=axis,
+        legend=False,
+        hue="n_layers",
+        palette=depth_colours(rows["n_layers"]),
+        style="kind",
+        markers=kind_markers(rows["kind"]),
+        edgecolor="white",
+        linewidth=0.3,
+        **look,
+    )
 
 
 def chain(store: Store) -> Drawing:
@@ -131,8 +141,9 @@ def page_of_runs(
 def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: bool) -> None:
     """One panel: the points, a line for each depth, and the correlations as its title."""
     shown = points.dropna(subset=[x, y])
-    look = {"s": 36 if len(shown) < 80 else 22, "rasterized": len(shown) > MANY_RUNS}
-    _draw_points(axis, points, x, y, alpha=0.9 if is_evidence else 0.3, **look)
+    size = 36 if len(shown) < 80 else 22
+    is_bitmap = len(shown) > MANY_RUNS
+    _draw_points(axis, points, x, y, s=size, rasterized=is_bitmap, alpha=0.9 if is_evidence else 0.3)
     for depth, colour in depth_colours(points["n_layers"]).items() if is_evidence else ():
         runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
@@ -291,8 +302,17 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
 
 
 def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:
-    look = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": n_proposals - 1}
-    axis.scatter(x, rows[objective], s=30, edgecolor="grey", linewidth=0.5, **look)
+    axis.scatter(
+        x,
+        rows[objective],
+        s=30,
+        c=rows["proposal"],
+        cmap="Blues",
+        vmin=0,
+        vmax=n_proposals - 1,
+        edgecolor="grey",
+        linewidth=0.5,
+    )
     axis.set_ylabel(axis_label(objective))
     if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0
         set_layer_scale(axis, "log" if (rows[objective] > 0).all() else "linear", rows[objective].tolist())
