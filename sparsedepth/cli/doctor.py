@@ -109,6 +109,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _optional(torch_works: bool) -> Iterator[Finding]:
+    """What commands need beside the core: what each is for, and how it is installed."""
     yield _package("lm-eval", "for evaluate", "pip install 'lm-eval>=0.4.13'")
     yield _package("psycopg", "for sweeps on several machines", "pip install 'psycopg[binary]'")
     yield _package("triton", "for torch.compile on a GPU, and megablocks", "pip install triton")

@@ -43,6 +43,7 @@ class _Loader(yaml.SafeLoader):
         return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Rejects keys that are given twice, of which YAML would keep the last."""
         keys = set[Hashable]()
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)

@@ -168,6 +168,7 @@ class ModelConfig(Section):
 
     @check
     def _check_shapes(self) -> None:
+        """Sizes divide each other as heads, groups of keys and groups of channels need it."""
         if self.d_model % (2 * self.n_heads):
             told = f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width"
             raise ValueError(f"{told}; choose n_heads so that d_model / n_heads is an even number")

@@ -224,6 +224,7 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
 
     @check
     def _check_run(self) -> None:
+        """The parts in turn: the corpus, whole sequences and steps, optimizer, schedule, measures."""
         self._check_corpus()
         for name, part in (("batch_tokens", self.seq_len), ("train_tokens", self.batch_tokens)):
             if (tokens := getattr(self, name)) % part:

@@ -190,6 +190,7 @@ def check_sweep(sweep: Any) -> None:
 
 
 def _check_varied_once(sweep: Any) -> None:
+    """Each field varies in one place, and conditions name fields that are known when cells are selected."""
     if any("preset" in place for place in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
         raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
     if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):
@@ -237,6 +238,7 @@ def _check_grid(sweep: Any) -> None:
 
 
 def _check_sampled(sweep: Any) -> None:
+    """What a sampler needs, and what needs a grid."""
     if sweep.n_trials is None or not sweep.axes:
         raise ValueError(f"sampler {sweep.sampler!r} needs n_trials and a space to search")
     if sweep.variants != [{}] or sweep.cells:

@@ -127,6 +127,7 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
 
 
 def _check_operations(task: TaskConfig) -> None:
+    """Operations are some of the group's elements, enough to generate it."""
     assert task.task_group is not None
     k = task.n_operations
     order = ORDERS[task.task_group]

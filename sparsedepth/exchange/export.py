@@ -149,6 +149,7 @@ def save_tokenizer(tokenizer: OurTokenizer, folder: Path, max_len: int, sample: 
 
 
 def _backend(tokenizer: OurTokenizer) -> Tokenizer:
+    """The tokenizer as one of the library `tokenizers`: the one that training saved, or a BPE of single bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer.save(Path(scratch))
         saved = Path(scratch) / TOKENIZER_FILE

@@ -139,6 +139,7 @@ class DecoderLM(TemplateLM):
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, question: str, options: dict[str, Any]) -> str:
+        """The greedy continuation of a question, up to the first text that ends it."""
         if options.get("do_sample"):
             raise ValueError("the task samples its answers (do_sample); runs are evaluated by their greedy answers")
         max_tokens = int(options.get("max_gen_toks", MAX_ANSWER_TOKENS))

@@ -94,6 +94,7 @@ def cross_entropy(
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_ND, weight_VD, target_N, rows, dtype, gradients, chunk):
+        """The losses, and the gradients by states and weights, a chunk of positions at a time."""
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         loss_N = torch.empty(len(x_ND), dtype=torch.float32, device=x_ND.device)
         scored_N1 = (target_N != IGNORED)[:, None]

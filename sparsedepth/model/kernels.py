@@ -90,6 +90,7 @@ def choose(part: Part, requested: str, facts: KernelFacts) -> Choice:
 
 
 def _flash(facts: KernelFacts) -> Obstacle | None:
+    """Why flash-attn cannot compute it here; None if it can."""
     if facts.device.type != "cuda":
         return Obstacle(f"flash-attn needs a CUDA device, not {facts.device.type}", "run on a GPU")
     if torch.cuda.get_device_capability(facts.device) < (8, 0):
@@ -103,6 +104,7 @@ def _flash(facts: KernelFacts) -> Obstacle | None:
 
 
 def _grouped(facts: KernelFacts) -> Obstacle | None:
+    """Why the grouped product cannot compute it here; None if it can."""
     if facts.device.type == "cuda" and facts.dtype != torch.bfloat16 and not facts.may_wait:
         reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(facts.dtype)}"
         return Obstacle(reason, "set precision=bf16")

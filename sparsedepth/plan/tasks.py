@@ -158,6 +158,7 @@ class Plan:
         return [*self._tuned.values()]
 
     def _tuned_cell(self, cell_match: Match, loss_of: LossOf) -> Tuned:
+        """The runs of a cell at each point of its grid and, once that is final, at the best, with their places."""
         losses: dict[str, float | None] = {}
 
         def noted(run_id: str) -> float | None:

@@ -158,6 +158,7 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
 
 
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
+    """Names and ticks of a panel's axes, by the kind of the horizontal one."""
     axis.set(xlabel=kind.x_label, ylabel=kind.y_label)
     axis.set_title(kind.title)
     axis.xaxis.label.set_color(GREY)

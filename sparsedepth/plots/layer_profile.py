@@ -192,6 +192,7 @@ def _degenerate(profile: LayerProfile) -> dict[str, str]:
 
 
 def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_layers: int) -> None:
+    """The lines of a panel with the bands of their errors; a layer without a value is grey."""
     rows = pd.concat(lines.values())
     axis.set_title(folded(title, TITLE), fontsize=8.5)
     axis.set_ylabel(", ".join(sorted({BY_LAYER[name].unit for name in rows["name"]} - {"1", "share"})), fontsize=8)

@@ -231,6 +231,7 @@ def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: s
 
 
 def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
+    """A panel of two quantities: configurations with intervals, the front of the two, rings on the joint one."""
     best = cells[on_front(cells[[x, y]].to_numpy(float), [x, y])].sort_values(x)
     axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
     if len(cells) <= MANY_CELLS:

@@ -101,6 +101,7 @@ def variance_answer(cells: Cells) -> Answer:
 
 
 def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -> tuple[Any, ...]:
+    """The row of a setting at its deepest depth with an effect, and its verdicts at all depths."""
     of_setting = variance[variance["setting"] == setting]
     measured = of_setting[of_setting["estimate"].notna()]
     row = (measured if len(measured) else of_setting).sort_values("n_layers").iloc[-1]

@@ -190,6 +190,7 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
 
 
 def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterator[Any]:
+    """The cells of a depth: what to use there, at which lr, its loss, its gain and its costs."""
     is_low = quantities.IN_RUNS[cells.outcome].better != "high"
     shown = at[at["setting"].isin(usable) & (at["verdict"] == ("lower" if is_low else "higher"))]
     shown = shown.sort_values("estimate", ascending=is_low)

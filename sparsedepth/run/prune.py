@@ -38,6 +38,7 @@ class Pruner:
         self.pending = list(rule.at)
 
     def __call__(self, step: int, curves: Sequence[Mapping[str, Any]]) -> None:
+        """Compare at each share of the steps that has been reached, once."""
         n_steps = self.config.n_steps
         while self.pending and step >= self.pending[0] * n_steps:
             share = self.pending.pop(0)

@@ -249,6 +249,7 @@ class Queue:
                     yield build(RunConfig, read_yaml(scratch.folder / "config.yaml"), str(scratch.folder)), None
 
     def _add_ended(self, task: Task, runs: "Sequence[ConfigAndSummary]") -> None:
+        """Add a trial of a task whose runs have ended, told as its worker would have."""
         config = runs[0][0]
         summaries = [summary for _, summary in runs if summary is not None]
         is_pruned = len(summaries) < len(runs)

@@ -108,6 +108,7 @@ class Worker:
             self._process.terminate()
 
     def _finish_task(self, trial: optuna.Trial, task: Task) -> Generator[None]:
+        """Compute the runs of a task, a stack at a time, and tell the study how it ended."""
         try:
             configs = trial_queue.configs_of(trial, task, self.definition)
             size = self.machine.stack_size(configs[0])

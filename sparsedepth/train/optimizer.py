@@ -70,6 +70,7 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step_group(self, group: dict[str, Any]) -> None:
+        """One step of a group: momentum, decay, then the matrices of each shape in batches."""
         weights: list[Tensor] = []
         grads: list[Tensor] = []
         momenta: list[Tensor] = []

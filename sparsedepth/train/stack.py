@@ -161,6 +161,7 @@ class _Stacks:
         self.compute_gradients(runs, clocks)
 
     def _stack_of(self, runs: list[TrainingState]) -> StackedDecoder:
+        """The stacked model of these runs, made once."""
         key = tuple(map(id, runs))
         if key not in self._stacks:
             assert can_stack(*(run.config for run in runs))

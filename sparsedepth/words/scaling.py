@@ -80,6 +80,7 @@ def fit_warnings(fit: "FittedLaw", doubts: "Doubts") -> list[str]:
 
 
 def _of_fit(fit: "FittedLaw", doubts: "Doubts") -> Iterator[str]:
+    """Doubts about the fit as a whole."""
     if doubts.n_clusters is not None:
         yield (
             f"{doubts.n_clusters} clusters are fewer than {doubts.few_clusters}: bootstrap intervals are too narrow; "
