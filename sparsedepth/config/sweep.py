@@ -294,16 +294,13 @@ class SweepDefinition(Section):
                 seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
         return ((cell, seeds[key]) for key, cell in cells.items())
 
-    def idle_conditions(self) -> list[str]:
-        """Warnings about `exclude` and `only` that no cell of the grid meets: a mistake, or for another scale."""
+    def idle_conditions(self) -> tuple[list[Condition], dict[str, Condition]]:
+        """Those of `exclude` and `only` that no cell of the grid meets: a mistake, or for another scale."""
         cells = [cell for _, cell in self._grid_cells()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
         unmet = [where for where in self.exclude if not any(meets(fields, where) for fields in values)]
-        unused = [(name, where) for name, where in self.only.items() if not any(name in cell for cell in cells)]
-        return [
-            *(f"exclude {where}: no cell has this, so nothing is left out" for where in unmet),
-            *(f"only.{name} {where}: no cell has this, so {name} is varied nowhere" for name, where in unused),
-        ]
+        unused = {name: where for name, where in self.only.items() if not any(name in cell for cell in cells)}
+        return unmet, unused
 
     def _grid_cells(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
         """The cells of a grid, excluded ones included, each with the variant or listed cell that has its seeds."""

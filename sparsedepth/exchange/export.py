@@ -11,11 +11,9 @@ alphabet, id = byte.
 
 Shapes: N sequences, T tokens."""
 
-import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +26,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ge
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging
 
-from sparsedepth import __version__, quantities
+from sparsedepth import __version__
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer as OurTokenizer
 from sparsedepth.exchange.architecture import TOLERANCE, Architecture, architecture, random_documents, weights
 from sparsedepth.files import atomic_folder, write_json, write_text
@@ -36,8 +34,9 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG, read_json, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
-from sparsedepth.store.run_record import Record, check_place, read_run
+from sparsedepth.store.run_record import check_place, read_run
 from sparsedepth.train.checkpoint import errors_of_system
+from sparsedepth.words.export import export_card
 
 N_RANDOM = 2
 """Sequences of random tokens, each seq_len long; and one of held-out text."""
@@ -81,7 +80,8 @@ def export(run: Path, out: Path) -> Exported:
                 f"the exported model's logits are up to {max(parity.values()):.1e} from the run's, "
                 f"expected at most {TOLERANCE:.0e}; nothing was written{causes}"
             )
-        write_text(unfinished / "README.md", card(record, target, parity))
+        versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
+        write_text(unfinished / "README.md", export_card(record, target, parity, versions))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
@@ -166,70 +166,3 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
     return backend
-
-
-def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> str:
-    """README.md, with the largest difference of a logit on each input by name. Every value of the run is JSON on a line
-    of its own, so that none can inject markup."""
-    config = run.config
-    summary = run.summary
-    kinds = "AutoModelForCausalLM, AutoTokenizer"
-    versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-    manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
-    origin = {name: run.manifest.get(name) for name in manifest_fields}
-    front_matter = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["sparsedepth"],
-        "run_id": config.run_id,
-        "logit_parity": max(parity.values()),
-    }
-    sections = [
-        f"---\n{_lines(front_matter)}\n---",
-        f"# sparsedepth run {config.run_id}",
-        f"{config.n_layers} layers, d_model {config.d_model}, {summary['params_total']:,} parameters, as a "
-        f"`{exported.family}` model of transformers; no code of its own. It was trained to study depth and "
-        "sparsity, not for use.",
-        _fenced(
-            "python",
-            f"from transformers import {kinds}\n\n"
-            f'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in ({kinds}))',
-        ),
-        "## Parity with the run",
-        "Largest difference of a logit between this folder, loaded again, and the run's own model, in fp32, "
-        "relative to the largest logit of its sequence, or to 1: "
-        f"{', '.join(f'{value:.1e} on {name}' for name, value in parity.items())}.",
-        "\n".join(f"- {note}." for note in exported.notes),
-        "## Scores",
-        _scores(summary),
-        "## Configuration",
-        _fenced("yaml", _lines(config.model_dump(mode="json"))),
-        "## Origin",
-        _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": versions})),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _lines(values: Mapping[str, Any]) -> str:
-    """`name: value` lines with JSON values, valid as YAML 1.1 (which reads 1e-06 as text)."""
-    lines = []
-    for name, value in values.items():
-        text = json.dumps(value)
-        if isinstance(value, float) and "." not in text:
-            text = text.replace("e", ".0e")
-        lines.append(f"{name}: {text}")
-    return "\n".join(lines)
-
-
-def _fenced(language: str, text: str) -> str:
-    return f"```{language}\n{text}\n```"
-
-
-def _scores(summary: Mapping[str, Any]) -> str:
-    rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
-    for column, value, ends in quantities.with_intervals(summary):
-        if not isinstance(value, bool | str):
-            interval = f"{ends[0]:.4g} to {ends[1]:.4g}" if ends else ""
-            number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-            rows.append(f"| {column.name} | {number} | {interval} | {column.unit} |")
-    return "\n".join(rows)

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.mistakes import field_mistakes, hint
+from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Mistakes, Section, check
@@ -48,6 +48,7 @@ from sparsedepth.store.table_file import (
     quoted,
     read_texts,
 )
+from sparsedepth.words.mistakes import hint
 
 MAP = "import.yaml"
 """The map, in the folder that it filled."""

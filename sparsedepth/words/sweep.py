@@ -26,7 +26,11 @@ def plan_notes(plan: "Plan") -> list[str]:
     drawn = len(plan.matches) + len(plan.infeasible)
     notes = [*matched_lines(plan), *(f"skipped: {cell}: {reason}" for cell, reason in plan.infeasible)]
     if definition.sampler == "grid":
-        notes += definition.idle_conditions()
+        unmet, unused = definition.idle_conditions()
+        notes += [f"exclude {where}: no cell has this, so nothing is left out" for where in unmet]
+        notes += [
+            f"only.{name} {where}: no cell has this, so {name} is varied nowhere" for name, where in unused.items()
+        ]
     elif not definition.adaptive and drawn < (definition.n_trials or 0):
         notes.append(f"n_trials={definition.n_trials} gives {drawn} cells; the others are repeats or excluded")
     elif definition.adaptive and (definition.n_trials or 0) <= plan.n_random:

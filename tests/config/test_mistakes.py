@@ -3,10 +3,10 @@
 import pytest
 
 from sparsedepth.config.load import build, parse_yaml, read_extended
-from sparsedepth.config.mistakes import CONVERSIONS, SYNONYMS, hint
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.words.mistakes import CONVERSIONS, SYNONYMS, hint
 
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
 
