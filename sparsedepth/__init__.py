@@ -17,16 +17,27 @@ if TYPE_CHECKING:
 
     from sparsedepth.cli.calls import best, measure, plot, recipe, sweep, train
     from sparsedepth.store.connection import open_store
+    from sparsedepth.watch.scale_norms import scale_norms
+    from sparsedepth.watch.trainer import TrainerCallback
+    from sparsedepth.watch.watching import watch
 
 __version__ = "0.2.0"
-__all__ = ["best", "measure", "open_store", "plot", "recipe", "sweep", "train"]
+__all__ = ["TrainerCallback", "best", "measure", "open_store", "plot", "recipe"]
+__all__ += ["scale_norms", "sweep", "train", "watch"]
+_ELSEWHERE = {
+    "open_store": "store.connection",
+    "watch": "watch.watching",
+    "scale_norms": "watch.scale_norms",
+    "TrainerCallback": "watch.trainer",
+    "LightningCallback": "watch.lightning",
+}
+"""Name -> module, of what is no command; the last is there where Lightning is."""
 
-_PACKAGES = ("measure", "recipe", "sweep", "train")
+_PACKAGES = ("measure", "recipe", "sweep", "train", "watch")
 
 
 def _call(name: str) -> Callable[..., Any]:
-    module = "store.connection" if name == "open_store" else "cli.calls"
-    return getattr(importlib.import_module(f"sparsedepth.{module}"), name)
+    return getattr(importlib.import_module(f"sparsedepth.{_ELSEWHERE.get(name, 'cli.calls')}"), name)
 
 
 class _CallablePackage(ModuleType):
@@ -48,10 +59,13 @@ def make_callable(package: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __dir__():
         raise AttributeError(f"module 'sparsedepth' has no attribute {name!r}")
-    return importlib.import_module(f"sparsedepth.{name}") if name in _PACKAGES else _call(name)
+    try:
+        return importlib.import_module(f"sparsedepth.{name}") if name in _PACKAGES else _call(name)
+    except ImportError as error:  # so that `help(sparsedepth)` goes on without it
+        raise AttributeError(f"sparsedepth.{name}: {error}") from error
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "LightningCallback", "__version__"]

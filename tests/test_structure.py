@@ -25,14 +25,14 @@ LEVELS = [
     {"scaling"},
     {"measure", "recipe", "plots", "exchange"},
     {"run"},
-    {"sweep"},
+    {"sweep", "watch"},
     {"report", "cluster", "trackers"},
     {"cli"},
     {"__main__"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 
-TENSORS = {"model", "data", "train", "probe", "measure", "exchange"}
+TENSORS = {"model", "data", "train", "probe", "measure", "exchange", "watch"}
 ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers")
 MAY_NOT = {part: TENSORS for part in ROWS}
 

@@ -14,12 +14,8 @@ from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column
 from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text
-from sparsedepth.words.plain_text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparsedepth.quantities.quantity import Measure
     from sparsedepth.run.measure_existing_model import MeasurementResult
 
 
@@ -64,6 +60,7 @@ class MeasureCommand:
         """What can be refused is refused before the model is loaded."""
         from sparsedepth.cli.run_progress import bar
         from sparsedepth.config.load import parse_settings
+        from sparsedepth.config.run import measures_named
         from sparsedepth.probe.load import load_model
         from sparsedepth.probe.text import read_token_arrays, tokens_to_measure
         from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
@@ -80,7 +77,7 @@ class MeasureCommand:
         if scored is None and (fit is not None or aims is not None):
             raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
         changes = parse_settings(self.set or [])
-        measures = [measure.name for measure in known_measures(self.measures)] if self.measures is not None else None
+        measures = measures_named(self.measures) if self.measures is not None else None
         own = {"seq_len": self.seq_len, "measures": measures}
         own = {name: value for name, value in own.items() if value is not None}
         if twice := sorted({*own} & {*changes}):
@@ -96,19 +93,6 @@ class MeasureCommand:
             measured = partial(report, "measuring")
             with tokens_to_measure(loaded, config, self.data, given, begin) as source:
                 return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
-
-
-def known_measures(measures: "Sequence[str] | str") -> "list[Measure]":
-    """The measures of --measures. Raises ValueError for one that is unknown."""
-    from sparsedepth.quantities.measured import MEASURES
-
-    known = {measure.name: measure for measure in MEASURES}
-    names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
-    names = [*known] if measures == "all" else names
-    if unknown := [name for name in names if name not in known]:
-        hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
-        raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
-    return [known[name] for name in dict.fromkeys(names)]
 
 
 @option.command

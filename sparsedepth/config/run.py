@@ -3,7 +3,7 @@
 A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
 (model, data, train, measure) are base classes, so that each part of the library takes only what it needs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -29,6 +29,7 @@ from sparsedepth.config.section import WHOLE, Count, Fraction, NonNegative, Posi
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.words.plain_text import did_you_mean
 
 DEFAULTS_VERSION = 1
 """Incremented when a default changes: `run_id` hashes only what differs, so that new fields keep old ids."""
@@ -360,3 +361,14 @@ def known_measures(names: Iterable[Any]) -> list[Any]:
     What is no text stays, so that it is refused."""
     known = {measure.name for measure in MEASURES}
     return [name for name in names if not isinstance(name, str) or name in known] or ["loss"]
+
+
+def measures_named(measures: Sequence[str] | str) -> list[str]:
+    """'all', or names in a list or between commas, each once. Raises ValueError for one that is unknown."""
+    known = [measure.name for measure in MEASURES]
+    names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
+    names = known if measures == "all" else names
+    if unknown := [name for name in names if name not in known]:
+        hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
+        raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
+    return [*dict.fromkeys(names)]

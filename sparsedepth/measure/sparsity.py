@@ -21,7 +21,7 @@ Attention sparsity: the share of causal attention weights near zero; their entro
 
 Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
 for c <= 1 at any T. Weights hidden by a
-window or the end of a document count as causal weights of 0.
+window or the end of a document count as causal weights of 0. In an encoder j <= T: T^2 weights, and T in place of i.
 
 Activation sparsity: the share of hidden units of dense feed-forward parts that are inactive.
 
@@ -116,7 +116,7 @@ class HeadValues:
     total: BootstrapEstimate
     """over layers and heads"""
     n: int
-    """causal weights, or rows, per head and layer"""
+    """weights, or rows, per head and layer"""
 
 
 def attention_sparsity(
@@ -129,7 +129,7 @@ def attention_sparsity(
     """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold,
     attention_entropy (nat), attention_entropy_rel and attention_sink."""
     n_sequences, n_tokens = tokens_NT.shape
-    n_weights = n_tokens * (n_tokens + 1) // 2
+    n_weights = n_tokens * (n_tokens + 1) // 2 if getattr(probed, "is_causal", True) else n_tokens**2
     sizes = {
         **dict.fromkeys(_limits(taus, relative_taus), n_weights),
         "attention_entropy": n_tokens,
@@ -172,13 +172,15 @@ def attention_sums(
         stop = min(start + rows, n_tokens)
         weight_BHRS = attention_rows(q_BHTK, k_BGTK, start, stop, context)
         n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
+        if not context.is_causal:
+            n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
         after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
         relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()
         sums["attention_entropy"] += entropy_BHR.sum(-1, dtype=torch.float64)
         sums["attention_entropy_rel"] += relative_BHR.sum(-1, dtype=torch.float64)
         sums["attention_sink"] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
-        future_RS = torch.arange(stop, device=q_BHTK.device) >= n_keys_R1
+        future_RS = torch.arange(weight_BHRS.shape[-1], device=q_BHTK.device) >= n_keys_R1
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
         for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
             sums[name] += (weight_BHRS < limit).sum((-1, -2), dtype=torch.float64)

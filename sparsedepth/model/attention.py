@@ -56,17 +56,19 @@ def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, 
 
 
 def attention_rows(q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, context: Context) -> Tensor:
-    """p_BHRS of the queries start .. stop - 1 over the S = stop keys before stop; M = H / G heads per
-    group. The one source of attention's weights: `reference` sums values by them, `sdpa` and `flash`
+    """p_BHRS of the queries start .. stop - 1 over the S = stop keys before stop, in an encoder over all; M = H / G
+    heads per group. The one source of attention's weights: `reference` sums values by them, `sdpa` and `flash`
     agree with it, and measures read them."""
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
-    k_BG1KS = k_BGTK[:, :, None, :stop].transpose(-1, -2)
+    k_BG1KS = k_BGTK[:, :, None, : stop if context.is_causal else None].transpose(-1, -2)
     score_BHRS = (q_BGMRK @ k_BG1KS).flatten(1, 2)
     score_BHRS = score_BHRS.to(torch.promote_types(score_BHRS.dtype, torch.float32)) / math.sqrt(q_BHTK.shape[-1])
     if context.softcap is not None:
         score_BHRS = context.softcap * torch.tanh(score_BHRS / context.softcap)
-    seen = _mask(start, stop, context.window, context.document_BT, q_BHTK.device)
-    return score_BHRS.masked_fill(~seen, -math.inf).softmax(-1)
+    if context.is_causal:
+        seen = _mask(start, stop, context.window, context.document_BT, q_BHTK.device)
+        score_BHRS = score_BHRS.masked_fill(~seen, -math.inf)
+    return score_BHRS.softmax(-1)
 
 
 def load_flash() -> ModuleType:

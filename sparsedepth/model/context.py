@@ -27,12 +27,15 @@ class Context:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        is_causal: bool = True,
     ):
         self.rotary = cast(Rotary, rotary)
         self.window = window  # None where a kernel is called alone
         """`window`: the tokens that one sees, itself included; None = all before it, too"""
         self.softcap = softcap
         """bound of the scores of a foreign model; None = no cap"""
+        self.is_causal = is_causal
+        """whether later tokens are hidden; not in an encoder"""
         self.document_BT = document_BT
         """a number per token that changes with the document; a token sees only its own document"""
         self.first_BTD = first_BTD

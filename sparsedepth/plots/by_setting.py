@@ -37,6 +37,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, SMALL_LOSS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET
+from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
 from sparsedepth.words.captions import by_layer_caption, by_setting_caption, rates_caption, rates_marked, to_measure
 from sparsedepth.words.degeneracy import layer_metrics_caption, main_reason
@@ -49,6 +50,16 @@ BY_DEPTH = (VARIANCE, "causal_effect", "affine_loss_increase")
 TRAINING = {"train_loss": "tokens", "training": "tokens (last layer)"}
 """Metrics over training, and their axis: the loss, and the residual variance of the last layer."""
 QUANTITY = {"training": VARIANCE}
+HISTORY = (
+    "val_loss",
+    "residual_variance_last",
+    "causal_score",
+    "usefulness_loss_increase",
+    "needed_layers",
+    "permutation_score",
+    "attention_sparsity",
+)
+"""Scores whose history is drawn."""
 ORDER = tuple(dict.fromkeys(("train_loss", *BY_DEPTH, *TRAINING, *SCORES, *ABSOLUTE_ROWS.values(), *GRADIENTS)))
 """Of the panels."""
 MOST = 5
@@ -212,6 +223,26 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     ]
     text = by_layer_caption(points, is_search) + notes
     return lines_drawing(points, kinds, text, styles=depth_styles(points["n_layers"]))
+
+
+def history(store: Store) -> Drawing:
+    """Scores of watched trainings along their steps, a line per setting and depth. Its points: panel (the score),
+    setting, x (tokens, or steps where those are not known), mean, lo, hi, n_seeds. Raises NothingToDraw."""
+    runs = all_runs(store)
+    runs = runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")]
+    names = [name for name in HISTORY if runs[name].notna().any()]
+    if not names:
+        raise NothingToDraw("no training was watched in its loop (sparsedepth.watch), so there is no history to draw")
+    setting = runs["cell_id"].map(setting_names(store, BUDGET))
+    if runs["n_layers"].nunique() > 1:
+        setting = setting + ", " + runs["n_layers"].map(lambda n: counted(int(n), "layer"))
+    unit = "steps" if runs["tokens_trained"].isna().any() else "tokens_trained"
+    wide = runs[["seed", *names]].assign(setting=setting, x=runs[unit])
+    wide = wide[wide["setting"].isin(shown_settings(wide["setting"], MOST))]
+    rows = wide.melt(["setting", "x", "seed"], names, "metric").sort_values(["metric", "setting", "x"])
+    points = metric_intervals(rows, ["setting", "x"]).rename(columns={"metric": "panel"})
+    look: dict[str, Any] = {"x": "tokens", "x_label": unit.removesuffix("_trained")}
+    return lines_drawing(points, [panel_of(name, **look) for name in names])
 
 
 def depth_styles(depths: Iterable[int]) -> dict[str, Style]:

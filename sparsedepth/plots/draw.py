@@ -210,6 +210,7 @@ FIGURES = {
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
+        ("history", "by_setting", "scores of watched trainings along their steps, one line per setting"),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
         ("gradients", "by_setting", "gradients of weights and stream by layer, one line per setting", OF_GRID),
         ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),

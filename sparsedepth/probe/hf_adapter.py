@@ -1,12 +1,8 @@
 """Hugging Face decoders as `ProbedModel`s: one adapter for every type (`probe.hf_types`), on the model's own modules.
 
-No type's forward pass is re-implemented. The model runs once with layers that return their input, which records x_0
-and the other inputs of each layer (mask, rotary tables, positions); a layer is then the model's own module, called with
-these inputs. Queries and keys are captured at its attention function, after norms, clipping and rotation. Logits are
-those of the model's own forward pass around its blocks, with its scale or cap.
-
-Weights keep the dtype they were loaded in. Layers below fp32 are still computed in fp32: their weights are cast while
-the layer runs, which costs the memory of one layer."""
+No type's forward pass is re-implemented (`probe.any_module`). Queries and keys are captured at the model's attention
+function, after norms, clipping and rotation. Logits are those of the model's own forward pass around its blocks, with
+its scale or cap."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -15,17 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from sparsedepth.model.context import Context
+from sparsedepth.probe.any_module import ProbedModule, apart, replaced_forward
 from sparsedepth.probe.hf_types import TYPES, check_type
 
 _CAPTURE = "sparsedepth_capture"
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""A layer's inputs besides the residual stream."""
 
 
 class _BaseOutput(MoeModelOutputWithPast):
@@ -50,60 +43,42 @@ def _capture(
 AttentionInterface.register(_CAPTURE, _capture)
 
 
-class ProbedHfModel:
+class ProbedHfModel(ProbedModule):
     """A causal language model of `transformers`, of a type in TYPES, as a `ProbedModel`."""
+
+    model: Any
 
     def __init__(self, model: PreTrainedModel):
         """Raises ValueError for an unsupported type, or settings that give wrong numbers."""
         _check_model(model)
-        self.model = model
         self._base: Any = model.base_model
         self._parts = TYPES[model.config.model_type]
-        self._layers = list(getattr(self._base, self._parts.layers).children())
-        self._norm = getattr(self._base, self._parts.final_norm)
-        self._head = model.get_output_embeddings()
-        self.n_layers = len(self._layers)
-        self.vocab_size, self.stream_width = self._head.weight.shape
-        for part in (model.get_input_embeddings(), self._norm, self._head):
+        layers = getattr(self._base, self._parts.layers).children()
+        norm, head = getattr(self._base, self._parts.final_norm), model.get_output_embeddings()
+        super().__init__(model, layers, norm=norm, head=head)
+        self.vocab_size, self.stream_width = head.weight.shape
+        for part in (model.get_input_embeddings(), norm, head):
             if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:
                 what = f"{type(part).__name__} outside the layers is {low.pop()}, and must be fp32"
                 raise ValueError(f"{what}; load the model with sparsedepth.probe.load, or call .float() on it")
         self.max_len = _max_len(model.config)
-        self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._head.weight.device
-
-    def block_module(self, layer: int) -> nn.Module:
-        return self._layers[layer - 1]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 including the model's scaling and learned positions. Raises ValueError beyond `max_len`."""
         return self._record_calls(tokens_BT)[0]
 
-    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
-        module = self.block_module(layer)
-        args, named = self._calls_at(x_BTD.shape[1])[layer - 1]
-        low = {name: weight.float() for name, weight in module.named_parameters() if weight.dtype != torch.float32}
-        out = functional_call(module, low, (x_BTD, *args), named) if low else module(x_BTD, *args, **named)
-        return out[0] if isinstance(out, tuple) else out
-
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
         the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
         ffn = self.block_module(layer).get_submodule("mlp")
-        with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
+        with replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         normed = _BaseOutput(last_hidden_state=self.final_norm(x_BTD))
-        with _replaced_forward([self._base], lambda *_, **__: normed):
+        with replaced_forward([self._base], lambda *_, **__: normed):
             return self.model(inputs_embeds=x_BTD, return_dict=True).logits
-
-    def final_norm(self, x_BTD: Tensor) -> Tensor:
-        return self._norm(x_BTD)
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """The input of the block's matrix 'down'."""
@@ -136,17 +111,7 @@ class ProbedHfModel:
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
         """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale."""
-        before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(_CAPTURE)
-        try:
-            self.block(layer, x_BTD)
-        except _AttentionCaptured as captured:
-            q_BHTK, k_BGTK, mask, scaling, softcap = captured.args
-        finally:
-            self.model.set_attn_implementation(before)
-        scale = scaling * math.sqrt(q_BHTK.shape[-1])
-        q_BHTK = q_BHTK if math.isclose(scale, 1) else q_BHTK * scale
-        return q_BHTK, k_BGTK, Context(window=_window(mask), softcap=softcap)
+        return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(window=_window(mask), softcap=cap))
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
@@ -199,60 +164,46 @@ class ProbedHfModel:
         # A skipped layer writes nothing to the cache, and layer 1's cache counts positions.
         vars(self.model)["generate"] = lambda *args, **named: generate(*args, **{**named, "use_cache": False})
         try:
-            with _replaced_forward(map(self.block_module, layers), lambda *args, **named: _input(args, named)):
+            with replaced_forward(map(self.block_module, layers), lambda *args, **named: apart(args, named)[0]):
                 yield
         finally:
             del vars(self.model)["generate"]
 
-    def _calls_at(self, n_tokens: int) -> list[Call]:
-        """Each layer's other inputs at this length, for one sequence; they broadcast over a batch."""
-        key = (n_tokens, self.device)
-        if self._calls is None or self._calls[0] != key:
-            # They depend only on the number of tokens.
-            tokens_1T = torch.zeros(1, n_tokens, dtype=torch.long, device=self.device)
-            self._calls = (key, self._record_calls(tokens_1T)[1])
-        return self._calls[1]
-
-    def _record_calls(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
-        """x_0 and the calls of all layers, from a forward pass in which each returns its input."""
+    def _run(self, tokens_BT: Tensor) -> None:
         if (length := tokens_BT.shape[1]) > self.max_len:
             positions = f"the {self.max_len:,} positions of this {self.model.config.model_type} model"
             raise ValueError(f"sequences of {length:,} tokens are longer than {positions}; use a shorter length")
         for module in self._base.modules():  # dynamic rotations depend on this length alone, not on earlier ones
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
-        inputs: list[Tensor] = []
-        calls: list[Call] = []
-
-        def return_input(*args: Any, **named: Any) -> Tensor:
-            inputs.append(_input(args, named))  # x_0, since no layer changes it
-            named.pop("hidden_states", None)
-            calls.append((args[1:], named))
-            return inputs[-1]
-
-        # Not in inference mode: the calls are kept, also for measures that take gradients.
-        with torch.inference_mode(False), torch.no_grad(), _replaced_forward(self._layers, return_input):
-            self._base(tokens_BT, use_cache=False)
-        return inputs[0], calls
+        self._base(tokens_BT, use_cache=False)
 
 
-@contextmanager
-def _replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None, None, None]:
-    forwards = [(module, vars(module).get("forward")) for module in modules]
+class ProbedEncoder(ProbedModule):
+    """An encoder of `transformers`, of a type in ENCODERS; its attention is read as that of decoders."""
+
+    is_causal = False
+
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+        return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(softcap=cap, is_causal=False))
+
+
+def _attention_inputs(
+    probed: ProbedModule, layer: int, x_BTD: Tensor, context: Callable[[Tensor | None, float | None], Context]
+) -> tuple[Tensor, Tensor, Context]:
+    """Queries and keys as the block's attention function gets them, and `context` of its mask and cap."""
+    model: Any = probed.model
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_CAPTURE)
     try:
-        for module, _ in forwards:
-            vars(module)["forward"] = function
-        yield
+        probed.block(layer, x_BTD)
+    except _AttentionCaptured as captured:
+        q_BHTK, k_BGTK, mask, scaling, softcap = captured.args
     finally:
-        for module, forward in forwards:
-            del vars(module)["forward"]
-            if forward is not None:
-                vars(module)["forward"] = forward
-
-
-def _input(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """x_BTD among a layer's arguments."""
-    return named["hidden_states"] if "hidden_states" in named else args[0]
+        model.set_attn_implementation(before)
+    scale = scaling * math.sqrt(q_BHTK.shape[-1])
+    q_BHTK = q_BHTK if math.isclose(scale, 1) else q_BHTK * scale
+    return q_BHTK, k_BGTK, context(mask, softcap)
 
 
 def _window(mask: Tensor | None) -> int | None:

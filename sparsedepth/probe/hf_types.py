@@ -90,6 +90,9 @@ TYPES: dict[str, Parts] = {
 # fmt: on
 """model_type -> its parts."""
 
+ENCODERS = {"bert": "encoder.layer", "vit": "layers", "dinov2": "encoder.layer"}
+"""model_type without a causal mask -> its list of blocks in the base model. Only `watch` measures them."""
+
 REFUSED = dict.fromkeys(
     ("gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
     "its layers also read tokens, and keys and values of other layers, so none is a function of the residual stream",

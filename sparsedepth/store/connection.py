@@ -36,7 +36,8 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
-from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
+from sparsedepth.store.subject import WATCHED
+from sparsedepth.store.tuning_roles import IS_TRAINED, earlier_points, read_tuning, tuning_columns
 from sparsedepth.words.plain_text import visible
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Store(AbstractContextManager["Store"]):
             sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
             runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
             columns |= tuning_columns(tuning, [cells[run["cell_id"]] | run for run in runs])
+        names = "run_id, cluster, n_layers, steps, tokens_trained"
+        columns |= earlier_points(self.sql(f"SELECT {names} FROM runs WHERE origin = '{WATCHED}'").records())
         if columns:
             schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
             self._connection.register("tuning", rows_table([*columns.values()], schema))

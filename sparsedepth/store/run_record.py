@@ -134,9 +134,9 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     write_bytes(folder / f"{table}.parquet", table_bytes(pa.table(columns, schema=file_schema(table))))
 
 
-def finish(folder: Path) -> None:
+def finish(folder: Path, place: Path | None = None) -> None:
     """Complete the run: checksum and flush all files of the record, then write the marker. From here on the folder is
-    read-only. Raises ValueError if a file is missing, is a link, or belongs to another run."""
+    read-only, and will be at `place`. Raises ValueError if a file is missing, is a link, or belongs to another run."""
     name, *others = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
     for needed in (name, *REQUIRED):
         if not (folder / needed).is_file():
@@ -145,7 +145,7 @@ def finish(folder: Path) -> None:
         raise ValueError(f"{str(folder)!r} has {' and '.join((name, *others))}; a record has one of these")
     text = (folder / name).read_text(encoding="utf-8")
     subject = build(SUBJECTS[name], _parse_yaml(text) if name == CONFIG else json.loads(text), name)
-    if name != MODEL and subject.run_id != folder.name:
+    if name != MODEL and subject.run_id != (place or folder).name:
         raise ValueError(f"{str(folder / name)!r} is run {subject.run_id}; its folder must have that name")
     write_marker(folder, subject.run_id, FILES)
 
@@ -181,6 +181,22 @@ def save_measured(
             if rows := list(rows):
                 write_table(aside, table, rows)
         finish(aside)
+
+
+def save_imported(
+    results: Path, run: ImportedRun, summary: Row, manifest: Row, tables: Mapping[Table, Iterable[Row]]
+) -> Path:
+    """Write the record of a point of somebody's training, atomically, among the runs of a results folder."""
+    folder = run_folder(results, run.run_id)
+    with atomic_folder(folder) as aside:
+        write_json(aside / IMPORTED, run.model_dump(mode="json"))
+        write_manifest(aside, manifest)
+        write_summary(aside, summary)
+        for table, rows in tables.items():
+            if rows := list(rows):
+                write_table(aside, table, rows)
+        finish(aside, folder)
+    return folder
 
 
 def _check_rows(table: Table, rows: list[Row]) -> None:

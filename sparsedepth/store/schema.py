@@ -133,7 +133,8 @@ TUNING_COLUMNS = (
     _text(
         "tuning",
         "best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
-        "tuning (a seed of tuning alone, no result); NULL if nothing was tuned",
+        "tuning (a seed of tuning alone, no result); earlier (a point of a watched training that is not compared); "
+        "NULL if nothing was tuned",
     ),
     _text("tuned_by", "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned"),
 )

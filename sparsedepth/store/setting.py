@@ -20,7 +20,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
-from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
+from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_POINT, IS_TRAINED, parse_tuned_fields
 from sparsedepth.words.differences import setting_label
 from sparsedepth.words.values import number_text
 
@@ -168,7 +168,8 @@ def read_settings(store: "Store") -> Settings | None:
     """Settings of the trained configurations in a store, those of tuning included; None where there are none."""
     rows = store.sql(
         "SELECT cell_id, tuned_fields, avg(params_total) FILTER (outcome = 'ok'), "
-        f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED} GROUP BY ALL"
+        f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs "
+        f"WHERE {IS_TRAINED} AND {IS_POINT} GROUP BY ALL"
     ).rows
     cells = [
         Configuration(
@@ -248,7 +249,10 @@ def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> 
 
     def distance(cell: Configuration) -> tuple[int, tuple[float, float], str]:
         sparser = sum(sparsity_rank(name, cell.knobs) != rank for name, rank in least.items())
-        changed = sum(cell.knobs[name] != _default(name, cell.knobs) for name in chosen if name not in least)
+        # What a watched training or a table does not state is taken as unchanged.
+        changed = sum(
+            cell.knobs[name] not in (None, _default(name, cell.knobs)) for name in chosen if name not in least
+        )
         return sparser + changed, sparsity_rank("n_layers", cell.knobs), cell.cell_id
 
     return min(trained, key=distance)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.role import fields_where
-from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.section import Count, Mistakes, Section, check
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
@@ -46,6 +46,10 @@ class MeasuredModel(MeasureOnlyConfig):
         return digest(self.model_dump(mode="json"))
 
 
+WATCHED = "watched"
+"""The origin of points of a training that `watch` measured in somebody's own loop; their cluster is its name."""
+
+
 class ImportedRun(Section):
     """imported.json: a strict, frozen record."""
 
@@ -54,6 +58,7 @@ class ImportedRun(Section):
         str | None, Field(description="rows that share it are not independent: points of one training run, say")
     ] = None
     config: Annotated[dict[str, Any], Field(description="RunConfig fields that the table states; the others: unknown")]
+    step: Annotated[int | None, Field(ge=0, description="optimizer steps at a point of a watched training")] = None
 
     @check
     def _check_config(self) -> None:
@@ -65,7 +70,8 @@ class ImportedRun(Section):
     @property
     def run_id(self) -> str:
         """12 hex digits: the hash of all known facts."""
-        return digest({"origin": self.origin, "cluster": self.cluster, "config": self.config})
+        at_step = {} if self.step is None else {"step": self.step}
+        return digest({"origin": self.origin, "cluster": self.cluster, "config": self.config, **at_step})
 
     @property
     def cell_id(self) -> str:
@@ -108,7 +114,9 @@ def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:
 
 def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
     """An imported configuration's known values as RunConfig takes them: in whole sequences and steps, since published
-    numbers are rounded otherwise, and the one gate of a token not renormalised to 1 where that is unknown."""
+    numbers are rounded otherwise, and the one gate of a token not renormalised to 1 where that is unknown. How they
+    were measured is left out."""
+    values = {name: value for name, value in values.items() if name not in MeasureConfig.model_fields}
     default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length

@@ -9,10 +9,14 @@ roles are derived from the runs and the sweep.yaml of their results folder whene
     edge      a run at the best value, which is the lowest or highest tried: the optimum may lie beyond
     rejected  a run at another value: no result, in no comparison
     tuning    a run at the best value with a seed that was used to choose it: no result, since its loss is optimistic
+
+A training watched in somebody's own loop (`sparsedepth.watch`) has a row for each point. One of them is its result: at
+the largest budget that most trainings of its depth have, or its last; the others have the role 'earlier', and are in
+no comparison but those over training.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-TuningRole = Literal["best", "edge", "rejected", "tuning"]
+TuningRole = Literal["best", "edge", "rejected", "tuning", "earlier"]
 TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Point = TypeVar("Point", float, TunedValues)
@@ -37,7 +41,9 @@ GridPoint = dict[str, float]
 DEFINITIONS = ("sweep.yaml", "import.yaml")
 """Without either nothing is tuned, and a query loads no module that reads them."""
 IS_TRAINED = "model IS NULL"
-IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
+IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning', 'earlier'), true)"
+IS_POINT = "tuning IS DISTINCT FROM 'earlier'"
+"""Of a watched training the one point that is compared, and every other run."""
 CHOSEN_ROLES = ("best", "edge", "tuning")
 """The roles of runs at the value that tuning chose."""
 IS_RESULT = f"{IS_TRAINED} AND {IS_CHOSEN}"
@@ -55,8 +61,27 @@ def result_rows(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """Without models that were only measured; rejected tuning values included."""
+    """Without models that were only measured, and earlier points of watched trainings; rejected tuning values
+    included."""
+    runs = runs[runs["tuning"] != "earlier"] if "tuning" in runs.columns else runs
     return runs[runs["model"].isna()] if "model" in runs.columns else runs
+
+
+def earlier_points(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """run_id -> it and its role, of the points of watched trainings (their run_id, cluster, n_layers, steps and
+    tokens_trained) that are not compared."""
+    by_depth = defaultdict[int, defaultdict[str, dict[int, str]]](lambda: defaultdict(dict))
+    has_tokens = all(point["tokens_trained"] is not None for point in points)
+    for point in points:
+        place = point["tokens_trained" if has_tokens else "steps"]
+        by_depth[point["n_layers"]][point["cluster"]][place] = point["run_id"]
+    chosen = set()
+    for trainings in by_depth.values():
+        n_at = Counter(place for training in trainings.values() for place in training)
+        common = max(n_at, key=lambda place: (n_at[place], place))
+        chosen |= {training.get(common, training[max(training)]) for training in trainings.values()}
+    others = [point["run_id"] for point in points if point["run_id"] not in chosen]
+    return {run_id: {"run_id": run_id, "tuning": "earlier"} for run_id in others}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,296 @@
+"""Any module with a list of residual blocks as a `ProbedModel`, on its own modules.
+
+No forward pass is re-implemented. The module runs once with blocks that return their input, which records x_0 and the
+other inputs of each block (mask, rotary tables, positions); a block is then called with these. They are recorded for
+one sequence, and broadcast over a batch. `check_stream` compares the blocks called so with the module's own pass.
+
+    logits = head(norm(x_L))                 of a model of tokens
+    losses = loss(module(inputs), targets)   where a loss is given: the module runs anew, and its last block returns x_L
+
+An encoder (BERT, ViT) has no next token. Its inputs are any tensor [N, ...]; a 'token' is then the number of its row,
+repeated over the T positions of the stream, so that measures count and split positions as those of text.
+
+Weights keep their dtype. Blocks below fp32 are still computed in fp32: their weights are cast while the block runs."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sparsedepth.model.context import Context
+from sparsedepth.probe.fork import probing
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""A block's inputs besides the residual stream."""
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""(what the module returns for B inputs, their B targets) -> B losses."""
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""Largest difference to the module's own pass by dtype, relative to the largest entry or 1; 0.05 below fp32."""
+
+_KINDS = {
+    "query": ("q_proj", "query", "wq"),
+    "key": ("k_proj", "key", "wk"),
+    "value": ("v_proj", "value", "wv"),
+    "output": ("o_proj", "out_proj", "wo", "attention.output.dense"),
+    "gate": ("gate_proj", "w1"),
+    "up": ("up_proj", "fc1", "c_fc", "w3", "intermediate.dense"),
+    "down": ("down_proj", "fc2", "w2", "output.dense"),
+}
+"""How the names of matrices end, by kind: the first that fits."""
+
+
+class ProbedModule:
+    """`layers` are the blocks. `inputs` [N, ...] and `targets` [N, ...] are those of a model without next tokens;
+    without them tokens are ids. Without `head` and `loss` all losses are NaN. Raises ValueError as `check_stream`."""
+
+    vocab_size: int
+    stream_width: int
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Iterable[nn.Module],
+        *,
+        norm: nn.Module | None = None,
+        head: nn.Module | None = None,
+        inputs: Tensor | None = None,
+        targets: Tensor | None = None,
+        loss: Loss | None = None,
+    ):
+        self.model, self._layers = model, list(layers)
+        self.n_layers = len(self._layers)
+        self._norm, self.head, self._inputs, self._targets, self.loss = norm, head, inputs, targets, loss
+        self._rests: list[tuple[Any, ...] | None] = [None] * self.n_layers  # what blocks return after the stream
+        self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def block_module(self, layer: int) -> nn.Module:
+        return self._layers[layer - 1]
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        self._calls = None  # weights may have changed, and with them what blocks read beside the stream
+        return self._record_calls(tokens_BT)[0].float()
+
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        args, named = self._calls_at(x_BTD.shape[1])[layer - 1]
+        return _first(in_fp32(self.block_module(layer), x_BTD, *args, **named))
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        if self.head is None:
+            raise ValueError("the head is not known, which logits need; name it by head=")
+        return in_fp32(self.head, self.final_norm(x_BTD))
+
+    def final_norm(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD if self._norm is None else in_fp32(self._norm, x_BTD)
+
+    def own_losses(self, x_FBTD: Tensor, rows_B: Tensor) -> Tensor | None:
+        """loss_FB of these rows of the inputs; None where losses are those of next tokens."""
+        if self.head is not None:
+            return None
+        if self.loss is None:
+            return x_FBTD.new_full(x_FBTD.shape[:2], torch.nan)
+        given, losses = self._given(rows_B), []
+        aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
+        for x_BTD in x_FBTD:
+            with self._passing(lambda layer, x, *_, last=x_BTD: last if layer == self.n_layers else x):
+                losses.append(self.loss(self.model(given), aims))
+        return torch.stack(losses).float()
+
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+        raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
+
+    def matrices(self, layer: int) -> Mapping[str, Tensor]:
+        """Every matrix of the block, its kind last where its name tells it."""
+        found = {}
+        for parameter, weight in self.block_module(layer).named_parameters():
+            name = parameter.removesuffix(".weight")
+            kind = next((kind for kind, ends in _KINDS.items() if name.endswith(ends)), "other")
+            if weight.ndim == 2:
+                found[f"{name}.{kind}"] = weight
+        return found
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Not known."""
+
+    def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
+        """Not known."""
+
+    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Not known."""
+
+    def exact(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _given(self, tokens: Tensor) -> Tensor:
+        """What the module takes: ids [B, T], or the inputs of these rows [B]."""
+        return tokens if self._inputs is None else self._inputs[tokens.cpu()].to(self.device)
+
+    def _run(self, tokens_BT: Tensor) -> Any:
+        """The module's forward pass, to the last block at least."""
+        return self.model(self._given(tokens_BT if self._inputs is None else tokens_BT[:, 0]))
+
+    def _calls_at(self, n_tokens: int) -> list[Call]:
+        """Each block's other inputs at this length, for one sequence; they broadcast over a batch."""
+        key = (n_tokens, self.device)
+        if self._calls is None or self._calls[0] != key:
+            # They depend only on the number of tokens.
+            tokens_1T = torch.zeros(1, n_tokens, dtype=torch.long, device=self.device)
+            self._calls = (key, self._record_calls(tokens_1T)[1])
+        return self._calls[1]
+
+    def _record_calls(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
+        """x_0 and the calls of all blocks, from a forward pass in which each returns its input."""
+        inputs: list[Tensor] = []
+        calls: list[Call] = []
+
+        def note(layer: int, x_BTD: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+            inputs.append(x_BTD)  # x_0, since no block changes it
+            calls.append((_floats(args), _floats(named)))
+            return x_BTD
+
+        heads = [] if self.head is None else [self.head]  # with many words it costs more than the blocks
+        # Not in inference mode: the calls are kept, also for measures that take gradients.
+        headless = replaced_forward(heads, lambda x, *_, **__: x[..., :1])
+        with torch.inference_mode(False), torch.no_grad(), self._passing(note), headless:
+            self._run(tokens_BT)
+        return inputs[0], calls
+
+    @contextmanager
+    def _passing(self, function: Callable[..., Tensor]) -> Generator[None, None, None]:
+        """Context in which block l returns function(l, x, args, named), and does nothing else."""
+
+        def instead(layer: int, *args: Any, **named: Any) -> Any:
+            x_BTD, args, named = apart(args, named)
+            out_BTD, rest = function(layer, x_BTD, args, named), self._rests[layer - 1]
+            return out_BTD if rest is None else (out_BTD, *rest)
+
+        with ExitStack() as stack:
+            for layer, module in enumerate(self._layers, start=1):
+                stack.enter_context(replaced_forward([module], partial(instead, layer)))
+            yield
+
+
+def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
+    """The length of the stream of these tokens. Sets the model's width and number of logits. Raises ValueError, with
+    the list's `name`, where its blocks are no map of the stream, or head and norm do not give the model's logits."""
+    seen: list[tuple[int, Tensor, Any]] = []
+    pass_on = "give the list of blocks that pass on one stream x_BTD, such as layers='model.layers'"
+
+    def note(layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        seen.append((layer, apart(args, named)[0], out))
+
+    with probing(probed), ExitStack() as hooks:
+        for layer in range(1, probed.n_layers + 1):
+            hook = probed.block_module(layer).register_forward_hook(partial(note, layer), with_kwargs=True)
+            hooks.callback(hook.remove)
+        try:
+            returned = probed._run(tokens_BT)
+        except Exception as error:
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"the model cannot be run on these inputs ({told}); give them as it takes them") from error
+        if [layer for layer, *_ in seen] != [*range(1, probed.n_layers + 1)]:
+            order = ", ".join(f"{layer}" for layer, *_ in seen[:8])
+            raise ValueError(f"the blocks of {name!r} run in the order {order or '(none)'} of their list; {pass_on}")
+        for layer, before, out in seen:
+            after = _first(out)
+            shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, after)]
+            if shapes[0] != shapes[1] or len(shapes[0]) != 3:
+                told = f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream"
+                raise ValueError(f"{told}; {pass_on}")
+            probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
+        own = [x for _, x, _ in seen[:1]] + [_first(out) for *_, out in seen]
+        if bad := [layer for layer, x_BTD in enumerate(own) if not x_BTD.isfinite().all()]:
+            raise ValueError(f"the model computes NaN or infinity after block {bad[0]}; check its weights and inputs")
+        x_BTD = probed.embed(tokens_BT)
+        probed.stream_width = x_BTD.shape[-1]
+        for layer in range(probed.n_layers + 1):
+            told = f"block {layer} of {name!r} computes something else when it is called with the stream alone"
+            told = f"{told}: it reads more, such as earlier blocks or the tokens; it cannot be measured"
+            try:
+                x_BTD = probed.block(layer, own[layer - 1].float()) if layer else x_BTD
+            except Exception as error:  # what it reads is of the shape of another batch
+                raise ValueError(told) from error
+            if not _agree(x_BTD, own[layer], own[layer].dtype):
+                raise ValueError(told)
+        probed.vocab_size = 1
+        if probed.head is not None:
+            if (n_words := _n_logits(probed, x_BTD, _logits_of(returned))) is None:
+                raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
+            probed.vocab_size = n_words
+    return x_BTD.shape[1]
+
+
+def _n_logits(probed: ProbedModule, x_BTD: Tensor, own: Tensor | None) -> int | None:
+    """The number of logits, where head and norm give those of the model, of all positions or the last ones."""
+    try:
+        logits_BTV = probed.logits(x_BTD)
+    except Exception:  # modules that take something else
+        return None
+    is_alike = own is not None and own.shape[0::2] == logits_BTV.shape[0::2]
+    if own is None or not is_alike or not _agree(logits_BTV[:, -own.shape[1] :], own, own.dtype):
+        return None
+    return logits_BTV.shape[-1]
+
+
+def in_fp32(module: nn.Module, *args: Any, **named: Any) -> Any:
+    """What the module returns, its weights cast to fp32 while it runs."""
+    low = {name: weight.float() for name, weight in module.named_parameters() if weight.dtype != torch.float32}
+    return functional_call(module, low, args, named) if low else module(*args, **named)
+
+
+@contextmanager
+def replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None, None, None]:
+    forwards = [(module, vars(module).get("forward")) for module in modules]
+    try:
+        for module, _ in forwards:
+            vars(module)["forward"] = function
+        yield
+    finally:
+        for module, forward in forwards:
+            del vars(module)["forward"]
+            if forward is not None:
+                vars(module)["forward"] = forward
+
+
+def apart(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """x_BTD, the first of a block's arguments, and the others."""
+    if args:
+        return args[0], args[1:], dict(named)
+    name = "hidden_states" if "hidden_states" in named else next(iter(named))
+    return named[name], (), {other: value for other, value in named.items() if other != name}
+
+
+def _first(out: Any) -> Any:
+    return out[0] if isinstance(out, tuple) and out else out
+
+
+def _floats(value: Any) -> Any:
+    """The same with floating tensors in fp32, and without a cache of keys, which would grow with each call."""
+    if "Cache" in type(value).__name__:
+        return None
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(map(_floats, value))
+    return {name: _floats(each) for name, each in value.items()} if type(value) is dict else value
+
+
+def _agree(x: Tensor, own: Tensor, dtype: torch.dtype) -> bool:
+    least = TOLERANCE.get(dtype, 0.05) * max(1.0, float(own.abs().max()))
+    return bool((x - own).abs().max() <= least)
+
+
+def _logits_of(returned: Any) -> Tensor | None:
+    """Logits [B, T or 1, V] among what a module returns."""
+    candidates: Sequence[Any] = [getattr(returned, "logits", None), returned]
+    candidates = [*candidates, *(returned if isinstance(returned, tuple) else ())]
+    return next((each for each in candidates if isinstance(each, Tensor) and each.ndim == 3), None)

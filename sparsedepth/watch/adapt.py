@@ -1,0 +1,250 @@
+"""The model and the tokens that a user gives, as measures take them; what cannot be measured is refused here."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
+from sparsedepth.probe.hf_types import ENCODERS, TYPES
+from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
+from sparsedepth.probe.text import TokenArrays
+
+NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "gradients"})
+NEEDS_HEAD = frozenset({"lens", "gradients", "released_code"})
+NEEDS_PARTS = frozenset({"activations", "experts", "released_code"})
+"""Measures that ask more of a module than its stream: a loss, its logits, or the parts of a block by name."""
+_NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm", "norm_f", "ln_final", "layernorm")
+_HEADS = ("lm_head", "head", "output", "unembed", "embed_out", "to_logits")
+"""Names by which final norm and head are known, where nothing else is said."""
+_SIZES = {
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "d_ff": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "n_experts": "num_local_experts",
+}
+"""Field -> its name in configurations of transformers."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Adapted:
+    model: nn.Module
+    """without the wrappers of compilation and data parallelism"""
+    probed: ProbedModel
+    tokens: TokenArrays
+    fields: dict[str, Any]
+    """of RunConfig, as far as the model tells"""
+    n_params: int
+    is_sharded: bool
+    """whether every rank has a part of the weights"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Dotted paths in the module, where its type is not known, and the loss of a model without next tokens."""
+
+    layers: str | None = None
+    norm: str | None = None
+    head: str | None = None
+    loss: Loss | None = None
+
+
+def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str]) -> Adapted:
+    """Raises ValueError, with the fix, for a module, tokens or measures that do not go together."""
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    is_known = names.layers is None and names.loss is None
+    is_encoder = kind in ENCODERS and names.layers is None
+    inputs, targets = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens, None)
+    given = _tensor(inputs)
+    is_decoder = is_known and (isinstance(module, Decoder) or kind in TYPES)
+    if targets is not None or is_encoder or names.loss or (given.is_floating_point() and not is_decoder):
+        probed, arrays = _of_rows(module, given, None if targets is None else _tensor(targets), names, measures)
+    else:
+        ids_NS = _ids(given)
+        arrays = _halves(next_tokens(ids_NS.numpy()), measures)
+        if is_known and isinstance(module, Decoder):
+            probed: ProbedModel = ProbedDecoder(module)
+        elif is_known and kind in TYPES and getattr(module, "get_output_embeddings", lambda: None)() is not None:
+            from sparsedepth.probe.hf_adapter import ProbedHfModel
+
+            probed = ProbedHfModel(cast(Any, module))
+        else:
+            probed = _by_path(module, names)
+        _check_vocabulary(ids_NS, probed)
+        if type(probed) is ProbedModule:
+            _check_measures(probed, measures)
+            check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or str(kind))
+    return Adapted(
+        model=module,
+        probed=probed,
+        tokens=arrays,
+        fields=_fields(module, probed),
+        n_params=sum(weight.numel() for weight in module.parameters()),
+        is_sharded=any(type(weight).__name__ == "DTensor" for weight in module.parameters()),
+    )
+
+
+def original(model: Any) -> nn.Module:
+    """The module that DistributedDataParallel and torch.compile wrap. Raises ValueError for what is no whole one."""
+    if type(model).__module__.startswith("torch.distributed.pipelining") or isinstance(model, list | tuple):
+        raise ValueError("a stage of a pipeline is not the whole model; watch one that is whole, in FSDP2 or in DDP")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}, and must be a torch.nn.Module")
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def check_weights(module: nn.Module) -> None:
+    """Raises ValueError for weights that are no numbers."""
+    weights = dict(module.named_parameters())
+    if not weights:
+        raise ValueError(f"this {type(module).__name__} has no weights; give the model itself")
+    quantised = getattr(module, "quantization_method", None) or getattr(module, "is_quantized", False)
+    for name, weight in weights.items():
+        if weight.is_meta:
+            raise ValueError(f"{name} is on the device 'meta', without numbers; load or initialise the model first")
+        if quantised or not weight.is_floating_point():
+            dtype = str(weight.dtype).removeprefix("torch.")
+            told = f"{name} is quantised ({dtype})" if quantised else f"{name} is {dtype}, no floating-point numbers"
+            raise ValueError(f"{told}: it cannot be measured; load the model in fp32 or bf16")
+
+
+def _tensor(values: Any) -> Tensor:
+    try:
+        return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError):
+        told = f"tokens are a {type(values).__name__} that is no array of numbers"
+        raise ValueError(f"{told}; give token ids as integers [sequences, length + 1]") from None
+
+
+def _ids(given: Tensor) -> Tensor:
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.ndim != 2:
+        told = f"tokens are {str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+        raise ValueError(f"{told}; give token ids as integers [sequences, length + 1], the last of a row only a target")
+    if given.shape[1] < 3 or not len(given):
+        raise ValueError(f"tokens are {list(given.shape)}; give at least one sequence of three ids")
+    return given.long().cpu()
+
+
+def _halves(whole: Sequences, measures: Sequence[str]) -> TokenArrays:
+    """As `measure --tokens` cuts them: the last half is for fitting, the first is scored; all, where nothing is."""
+    if not {"usefulness", "joint"} & {*measures}:
+        return TokenArrays(whole, whole)
+    if len(whole) < 2:
+        raise ValueError("tokens have 1 sequence, and half are for fitting usefulness's maps; give two or more")
+    n_scored = len(whole) - len(whole) // 2
+    return TokenArrays(whole[:n_scored], whole[n_scored:])
+
+
+def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
+    words = (part.num_embeddings for part in probed.model.modules() if isinstance(part, nn.Embedding))
+    size = getattr(probed, "vocab_size", 0) or next(words, 0)  # the number of logits may not be known yet
+    if ids_NS.min() < 0 or (size and ids_NS.max() >= size):
+        told = f"tokens are from {int(ids_NS.min())} to {int(ids_NS.max())}, and the model's ids from 0 to {size - 1}"
+        raise ValueError(f"{told}; tokenise the text with its own tokenizer")
+
+
+def _check_measures(probed: ProbedModule, measures: Sequence[str]) -> None:
+    has_head = probed.head is not None
+    for name in measures:
+        if name in NEEDS_LOSS and not has_head and probed.loss is None:
+            fix = "give loss=, a function of the model's output and targets that returns a loss per input"
+            raise ValueError(f"the measure {name} needs a loss; {fix}, or leave it out")
+        if name in NEEDS_HEAD and not has_head:
+            raise ValueError(f"the measure {name} needs the model's logits; name its head by head=, or leave it out")
+        if name in NEEDS_PARTS or (name == "attention" and type(probed) is ProbedModule):
+            told = f"the measure {name} reads parts of a block that are not known of a {type(probed.model).__name__}"
+            raise ValueError(f"{told}; leave it out")
+
+
+def _submodule(module: nn.Module, path: str, option: str) -> nn.Module:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        near = ", ".join(name for name, _ in module.named_children())
+        raise ValueError(f"{option}={path!r} is no module of this {type(module).__name__}; it has {near}") from None
+
+
+def blocks_of(module: nn.Module, path: str | None) -> list[nn.Module]:
+    """The blocks of the list at a path; without one, of a known type."""
+    kind, base = getattr(getattr(module, "config", None), "model_type", None), getattr(module, "base_model", module)
+    if path is None and isinstance(module, Decoder):
+        return [*module.blocks]
+    if path is None and (kind in TYPES or kind in ENCODERS):
+        module, path = base, ENCODERS[kind] if kind in ENCODERS else TYPES[kind].layers
+    if path is None:
+        lists = {name: len(each) for name, each in module.named_modules() if isinstance(each, nn.ModuleList)}
+        known = ", ".join(sorted(TYPES)[:3])
+        likely = [f"layers={name!r} ({n} blocks)" for name, n in lists.items() if n > 1]
+        fix = f"name its list of blocks, such as {likely[0]}" if likely else "it has no list of blocks"
+        raise ValueError(f"{type(module).__name__} is none of the known types ({known}, ...); {fix}")
+    blocks = [*_submodule(module, path, "layers").children()]
+    if not blocks:
+        raise ValueError(f"layers={path!r} has no blocks in it; name the list, such as 'model.layers'")
+    return blocks
+
+
+def _by_path(module: nn.Module, names: Names) -> ProbedModule:
+    """A model of tokens whose parts are named, or go by a usual name."""
+    blocks = blocks_of(module, names.layers)
+    parent = module.get_submodule((names.layers or "").rpartition(".")[0])
+    norm = _submodule(module, names.norm, "norm") if names.norm else _usual(_NORMS, parent, module)
+    head = _submodule(module, names.head, "head") if names.head else _usual(_HEADS, module, parent)
+    return ProbedModule(module, blocks, norm=norm, head=head)
+
+
+def _usual(known: Sequence[str], *places: nn.Module) -> nn.Module | None:
+    children = [dict(place.named_children()) for place in places]
+    return next((own[name] for own in children for name in known if name in own), None)
+
+
+def _of_rows(
+    module: nn.Module, inputs: Tensor, targets: Tensor | None, names: Names, measures: Sequence[str]
+) -> tuple[ProbedModule, TokenArrays]:
+    """An encoder, or another model without next tokens: a 'token' is the row of its input."""
+    if targets is not None and len(targets) != len(inputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets; give one target for each input")
+    kind, path = getattr(getattr(module, "config", None), "model_type", None), names.layers
+    given: dict[str, Any] = {"inputs": inputs.cpu(), "targets": targets if targets is None else targets.cpu()}
+    if path is None and kind in ENCODERS:
+        from sparsedepth.probe.hf_adapter import ProbedEncoder
+
+        probed: ProbedModule = ProbedEncoder(module, blocks_of(module, None), loss=names.loss, **given)
+    else:
+        probed = ProbedModule(module, blocks_of(module, path), loss=names.loss, **given)
+    if not inputs.is_floating_point():
+        _check_vocabulary(inputs, probed)
+    _check_measures(probed, measures)
+    rows_21 = torch.arange(min(2, len(inputs)), device=probed.device)[:, None]
+    length = check_stream(probed, rows_21, path or str(kind))
+    row_NT = np.repeat(np.arange(len(inputs))[:, None], length, axis=1)
+    return probed, _halves(Sequences(inputs=row_NT, targets=row_NT), measures)
+
+
+def _fields(module: nn.Module, probed: ProbedModel) -> dict[str, Any]:
+    """What is known of the model as fields of RunConfig."""
+    config = getattr(module, "config", None)
+    if isinstance(config, ModelConfig):
+        return config.model_dump(mode="json", include={*ModelConfig.model_fields})
+    found = {own: getattr(config, theirs, None) for own, theirs in _SIZES.items()}
+    sizes = {name: value for name, value in found.items() if isinstance(value, int) and value > 0}
+    return {"n_layers": probed.n_layers, "d_model": probed.stream_width, **sizes}
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module or a part of it may run as compiled code."""
+    parts = module.modules() if "torch._dynamo" in sys.modules else ()
+    return any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in parts)

@@ -1,0 +1,46 @@
+"""`LightningCallback`: `watch` in the Trainer of Lightning, under either of its package names."""
+
+import importlib
+from typing import Any
+
+from sparsedepth.watch.adapt import original
+from sparsedepth.watch.watching import Watch, watch
+
+
+def _callback_class() -> Any:
+    """Lightning's. Raises ImportError, with both names, where neither is installed."""
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name not in ("lightning", "pytorch_lightning"):
+                raise
+    raise ImportError("Lightning is not installed; pip install lightning")
+
+
+class LightningCallback(_callback_class()):
+    """`Trainer(callbacks=[sparsedepth.LightningCallback(tokens, model="model", every=..., ...)])`: the keywords of
+    `watch`, and `model`, the dotted path of the model in the LightningModule ('' for itself)."""
+
+    def __init__(self, tokens: Any, *, model: str = "model", **options: Any):
+        super().__init__()
+        self.tokens, self.path, self.options = tokens, model, options
+        self.watch: Watch | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        module = original(pl_module)
+        try:
+            module = module.get_submodule(self.path)
+        except AttributeError:
+            near = ", ".join(name for name, _ in module.named_children())
+            raise ValueError(f"model={self.path!r} is no module of {type(module).__name__}; it has {near}") from None
+        self.watch = watch(module, self.tokens, **self.options)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.watch is not None:
+            self.watch(trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.watch is not None:
+            self.watch(trainer.global_step, now=True)
+            self.watch.close()

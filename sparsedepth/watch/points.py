@@ -1,0 +1,108 @@
+"""The points of a watched training in a results folder: each is one immutable record, written at once.
+
+    OUT/watched/NAME.json   what was said of the training when it was first watched
+    OUT/runs/<run_id>/      a point: an imported run with the step, of cluster NAME and origin 'watched'
+
+A point's run_id is the hash of name, step and what is known, so the same call after a crash finds what is there."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsedepth.config.load import build
+from sparsedepth.files import write_json
+from sparsedepth.measure.measurements import Measurements
+from sparsedepth.probe.folder import read_json
+from sparsedepth.quantities.quantity import Table
+from sparsedepth.run.publish import code_version, provenance
+from sparsedepth.store.checksums import is_complete
+from sparsedepth.store.packs import refuse_pack
+from sparsedepth.store.run_record import run_folder, save_imported
+from sparsedepth.store.subject import WATCHED, ImportedRun
+from sparsedepth.words.values import assignment
+
+NAME = re.compile(r"[\w.-]{1,100}")
+N_SEQUENCES = "n_sequences"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is known of a watched training: the same at all its points."""
+
+    name: str
+    fields: dict[str, Any]
+    """of RunConfig: those of the model, the settings, the seed"""
+    tokens_per_step: int | None
+    n_params: int
+    data_hash: str
+    """of the tokens that are measured"""
+
+    def run_at(self, step: int, measured: dict[str, Any]) -> ImportedRun:
+        """The record's subject. Raises ValueError for settings that no run can have."""
+        tokens = {} if not (step and self.tokens_per_step) else {"train_tokens": step * self.tokens_per_step}
+        values = {
+            "origin": WATCHED,
+            "cluster": self.name,
+            "config": {**self.fields, **measured, **tokens},
+            "step": step,
+        }
+        return build(ImportedRun, values, f"settings of {self.name!r}")
+
+    def summary_at(self, step: int, found: Measurements) -> dict[str, Any]:
+        has_diverged = any(row["metric"] == "residual_variance" and row["value"] is None for row in found.layers)
+        ended = {"diverged_step": step, "diverged_cause": "the stream is not finite"} if has_diverged else {}
+        tokens = None if self.tokens_per_step is None else step * self.tokens_per_step
+        of_run = {"params_total": self.n_params, "steps": step, "tokens_trained": tokens}
+        return {"outcome": "diverged" if has_diverged else "ok", **ended, **of_run, **found.summary}
+
+
+class Points:
+    """The folder and its training. Raises ValueError for a name that was watched with something else."""
+
+    def __init__(self, out: Path, training: Training):
+        self.out, self.training = out, training
+        self._file = out / WATCHED / f"{training.name}.json"
+        if not NAME.fullmatch(training.name):
+            raise ValueError(f"name={training.name!r} must be letters, digits, '.', '_' and '-', at most 100")
+        refuse_pack(out)
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"out={str(out)!r} is a file; name a results folder")
+        if (out / "config.json").exists() or is_complete(out):
+            raise ValueError(f"out={str(out)!r} is a model or a run; name a results folder")
+        self.stored = self._stored()
+        said = {**training.fields, "tokens_per_step": training.tokens_per_step, "params": training.n_params}
+        said["tokens"] = training.data_hash
+        if not self.stored:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self.keep(said=said)
+        before = self.stored.get("said", {})
+        if other := [name for name in {**before, **said} if before.get(name) != said.get(name)]:
+            told = ", ".join(f"{assignment(name, before.get(name))}, now {said.get(name)}" for name in other[:3])
+            raise ValueError(
+                f"{training.name!r} in {str(out)!r} is another training ({told}); give another name or out"
+            )
+
+    def _stored(self) -> dict[str, Any]:
+        if not self._file.exists():
+            return {}
+        return read_json(self._file)
+
+    def keep(self, **facts: Any) -> None:
+        self.stored = {**self.stored, **facts}
+        write_json(self._file, self.stored)
+
+    def has(self, step: int, measured: dict[str, Any]) -> bool:
+        return is_complete(run_folder(self.out, self.training.run_at(step, measured).run_id))
+
+    def write(self, step: int, measured: dict[str, Any], found: Measurements, seconds: float, device: str) -> Path:
+        run = self.training.run_at(step, measured)
+        manifest = {
+            **provenance(run.run_id, self.training.data_hash),
+            "code": "outside",
+            "measured_by": code_version(),
+            "device": device,
+            "measuring_seconds": round(seconds, 3),
+        }
+        tables: dict[Table, list[dict[str, Any]]] = found.tables()
+        return save_imported(self.out, run, self.training.summary_at(step, found), manifest, tables)

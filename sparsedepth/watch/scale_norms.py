@@ -1,0 +1,54 @@
+"""LNS for a model of another library: `scale_norms(model)` before training, beside `watch` (2502.05795).
+
+    norm of block l  ->  norm / sqrt(l),   l = 1..L
+
+Every norm that a block applies to its stream: those of full width, and not of queries and keys by head."""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparsedepth.watch.adapt import blocks_of, original
+
+MARK = "_sparsedepth_scaled"
+
+
+def scale_norms(
+    model: nn.Module, scale: Literal["lns"] = "lns", *, layers: str | None = None, fold: bool = False
+) -> list[str]:
+    """Divide the norms of block l by sqrt(l); returns their names. By a forward hook, so that the factor is no weight
+    and stays; with `fold` in the weights once, as initial values that training may change. Raises ValueError for a
+    model without norms in its blocks, and for one that is scaled already."""
+    if scale != "lns":
+        raise ValueError(f"scale={scale!r} is not known; the only one is 'lns'")
+    module = original(model)
+    found: list[tuple[str, int, Any]] = []
+    names = {part: name for name, part in module.named_modules()}
+    for layer, block in enumerate(blocks_of(module, layers), start=1):
+        norms: list[Any] = [part for part in block.modules() if _is_norm(part)]
+        sizes = {part: part.weight.numel() for part in norms}
+        found += [(names[part], layer, part) for part, size in sizes.items() if size == max(sizes.values())]
+    if not found:
+        raise ValueError(f"the blocks of this {type(module).__name__} have no norms with weights; nothing to scale")
+    for name, layer, norm in found:
+        if hasattr(norm, MARK):
+            raise ValueError(f"{name} is scaled already; scale_norms is called once, after the model is made")
+        setattr(norm, MARK, True)
+        factor = layer**-0.5
+        if fold:
+            with torch.no_grad():
+                for weight in norm.parameters():
+                    weight.mul_(factor)
+        else:
+            norm.register_forward_hook(partial(_scaled, factor))
+    return [name for name, *_ in found]
+
+
+def _is_norm(part: Any) -> bool:
+    return "norm" in type(part).__name__.lower() and isinstance(getattr(part, "weight", None), Tensor)
+
+
+def _scaled(factor: float, module: nn.Module, args: Any, out: Tensor) -> Tensor:
+    return out * factor

@@ -1,0 +1,202 @@
+"""`sparsedepth.watch` in a plain loop: what it measures, what it writes, and that it changes nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from support.plain_loop import NAMES, Plain, held_out, llama, train
+
+import sparsedepth as sd
+from sparsedepth.store.run_record import verify
+from sparsedepth.watch.watching import scalars
+
+MEASURES = ["variance", "usefulness", "causal"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*fit tokens for maps")
+
+
+@pytest.mark.parametrize("make", [llama, Plain])
+def test_training_is_the_same_to_the_last_bit_with_and_without_it(make):
+    names = NAMES if make is Plain else {}
+    torch.manual_seed(0)
+    plain = train(make(), 4)
+    torch.manual_seed(0)
+    model = make()
+    watch = sd.watch(model, held_out(), every=1, out=None, measures=[*MEASURES, "jacobian", "gradients"], **names)
+    assert train(model, 4, watch) == plain
+    assert watch.last is not None and watch.last.summary["causal_score"] > 0
+
+
+def test_a_failing_measure_is_a_warning_and_changes_nothing(monkeypatch):
+    plain, model = train(llama(), 1), llama()
+    watch = sd.watch(model, held_out(), every=1, out=None, measures=MEASURES)
+
+    def fail(context, rows):
+        context.probed.model.eval()
+        torch.rand(3), np.random.rand(3)
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(sys.modules["sparsedepth.measure.suite"].SUITE, "causal", fail)
+    with pytest.warns(UserWarning, match="the measure causal failed at step 1, and its numbers are missing: .*luck"):
+        states = train(model, 1, watch)
+    assert states == plain
+    assert "causal_score" not in watch.last.summary and watch.last.summary["usefulness"] is not None
+
+
+def test_a_module_by_its_paths_gives_what_its_type_gives():
+    """The adapter of any module against the one of transformers, whose numbers are tested elsewhere."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, ids):
+            return self.inner(ids).logits
+
+    names = {"layers": "inner.model.layers", "norm": "inner.model.norm", "head": "inner.lm_head"}
+    measures = [*MEASURES, "permutation", "geometry", "loss", "early_exit", "lens", "participation"]
+    own = sd.watch(llama(), held_out(), out=None, measures=measures)(0)
+    by_path = sd.watch(Wrapped(llama()), held_out(), out=None, measures=measures, **names)(0)
+    shared = {name for name, value in by_path.summary.items() if value is not None}
+    assert len(shared) > 60
+    expected = pytest.approx({name: own.summary[name] for name in shared}, rel=1e-9)
+    assert {name: by_path.summary[name] for name in shared} == expected
+
+
+def test_each_point_is_a_record_that_stays_and_the_same_call_goes_on(tmp_path):
+    def watched(**changes):
+        given = {"every": 2, "out": tmp_path, "name": "a", "seed": 1, "settings": {"depth_scale": "lns"}}
+        return sd.watch(llama(), held_out(), tokens_per_step=64, **(given | changes))
+
+    with watched() as watch:
+        found = [watch(step) for step in range(5)]
+        assert [each is not None for each in found] == [True, False, True, False, True]
+    with pytest.raises(ValueError, match="this watch is closed"):
+        watch(6)
+    again = watched()
+    assert [again(step) for step in (2, 4)] == [None, None] and again(6) is not None
+    assert watched()(7, now=True) is not None
+    for folder in tmp_path.glob("runs/*"):
+        verify(folder)
+        assert json.loads((folder / "manifest.json").read_text())["code"] == "outside"
+    with sd.open_store(tmp_path) as store:
+        rows = store.sql(
+            "select steps, tokens_trained, seed, depth_scale, n_layers, d_model, batch_tokens, cluster, outcome, "
+            "causal_score is not null as has_score from runs order by steps"
+        ).rows
+        layers = store.sql("select step, count(*) from layers where metric = 'residual_variance' group by 1 order by 1")
+    common = (1, "lns", 3, 16, None, "a", "ok", True)
+    assert rows == tuple((step, 64 * step, *common) for step in (0, 2, 4, 6, 7))
+    assert layers.rows == tuple((step, 4) for step in (0, 2, 4, 6, 7))
+    for changes, told in (
+        ({"settings": {}}, "depth_scale=lns, now None"),
+        ({"seed": 2}, "seed=1, now 2"),
+        ({"tokens_per_step": 32}, "tokens_per_step=64, now 32"),
+    ):
+        with pytest.raises(ValueError, match=f"'a' in .* is another training .*{told}.*give another name or out"):
+            sd.watch(llama(), held_out(), **({"every": 2, "out": tmp_path, "name": "a", "seed": 1,
+                "settings": {"depth_scale": "lns"}, "tokens_per_step": 64} | changes))  # fmt: skip
+    with pytest.raises(ValueError, match=r"'a' in .* is another training \(n_layers=3, now 2"):
+        sd.watch(llama(2), held_out(), out=tmp_path, name="a", seed=1, settings={"depth_scale": "lns"})
+
+
+def test_scalars_by_layer_go_where_the_tracker_takes_them():
+    got = {}
+
+    class Writer:
+        def add_scalar(self, name, value, step):
+            got["tensorboard", name] = (value, step)
+
+    class Run:
+        def log(self, values, step):
+            got["wandb"] = (values, step)
+
+    class Mlflow:
+        def log_metrics(self, values, step):
+            got["mlflow"] = (values, step)
+
+    for log in (Writer(), Run(), Mlflow(), lambda values, step: got.update(plain=(values, step))):
+        sd.watch(llama(), held_out(), every=1, out=None, measures=["variance"], log=log)(1)
+    values, step = got["plain"]
+    assert step == 1 and got["wandb"] == got["mlflow"] == got["plain"]
+    assert got["tensorboard", "residual_variance/layer_003"] == (values["residual_variance/layer_003"], 1)
+    assert values["sparsedepth/residual_variance_last"] == values["residual_variance/layer_003"]
+    assert [name for name in values if name.startswith("residual_variance/")] == [
+        f"residual_variance/layer_00{layer}" for layer in range(4)
+    ]
+
+
+def test_a_tracker_that_fails_is_a_warning(tmp_path):
+    def log(values, step):
+        raise ConnectionError("no network")
+
+    watch = sd.watch(llama(), held_out(), out=tmp_path, log=log, measures=["variance"])
+    with pytest.warns(UserWarning, match="log failed at step 0: ConnectionError: no network"):
+        assert scalars(watch(0))
+    assert len([*tmp_path.glob("runs/*/complete")]) == 1
+
+
+def test_a_stream_that_is_not_finite_is_a_diverged_point(tmp_path):
+    model = llama()
+    watch = sd.watch(model, held_out(), out=tmp_path, every=1, measures=["variance"])
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    watch(3)
+    with sd.open_store(tmp_path) as store:
+        rows = store.sql("select outcome, diverged_step, residual_variance_last from runs").rows
+    assert rows == (("diverged", 3, None),)
+
+
+def test_its_cost_is_told_once_and_a_budget_takes_fewer_sequences(tmp_path, capsys, monkeypatch):
+    """A clock whose steps take 1 s, and a measurement 4 s: 40% of ten steps."""
+    clock = iter(np.arange(1000.0))
+    monkeypatch.setattr("sparsedepth.watch.watching.time.perf_counter", lambda: next(clock))
+    tokens = held_out(64)
+    watch = sd.watch(llama(), tokens, every=10, out=tmp_path, measures=["variance"], budget=0.025)
+    for step in range(21):
+        watch(step)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "sparsedepth: measuring takes 1 s, 10% of a step's time at every=10; from now on 16 of 64 sequences, to stay "
+        "within the budget"
+    ]
+    with sd.open_store(tmp_path) as store:
+        rows = store.sql("select steps, measure_tokens from runs order by 1").rows
+    assert rows == ((0, 1024), (10, 1024), (20, 256))
+    assert sd.watch(llama(), tokens, every=10, out=tmp_path, measures=["variance"], budget=0.025)(20) is None
+
+
+LOOP = """
+import os, sys, torch
+sys.path.insert(0, "tests")
+from support.plain_loop import held_out, llama
+import sparsedepth as sd
+watch = sd.watch(llama(1), held_out(2), every=1, out=sys.argv[1], name="a", measures=["variance"])
+print("begun", flush=True)
+for step in range(10_000):
+    if watch(step):
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_no_point_is_lost_or_written_twice_by_kills(tmp_path):
+    """The same call, killed 50 times: what was printed as written is there, and nothing is measured again."""
+    written = set()
+    for round in range(50):
+        process = subprocess.Popen([sys.executable, "-c", LOOP, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        time.sleep(0.05 + 0.01 * (round % 9))
+        process.send_signal(signal.SIGKILL)
+        steps = [int(line) for line in process.stdout if line.endswith("\n")]
+        assert not written & {*steps}
+        written |= {*steps}
+        process.wait()
+    with sd.open_store(tmp_path) as store:
+        stored = [step for (step,) in store.sql("select steps from runs order by 1").rows]
+    assert stored == [*range(len(stored))] and {*stored} >= written and len(written) > 50
