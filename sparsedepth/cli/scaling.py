@@ -127,12 +127,12 @@ def depth(
 
     The figure is `plot --figure isoflop`."""
     from sparsedepth.scaling.crossover import crossover_table, crossovers
-    from sparsedepth.scaling.points import budget_rows
+    from sparsedepth.scaling.points import budget_cells
     from sparsedepth.store.connection import open_store
     from sparsedepth.words.scaling import crossover_lines
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        found = crossovers(budget_rows(store))
+        found = crossovers(budget_cells(store))
     text = wrapped(crossover_lines(found)).encode()
     write(text if format == "table" else encode(crossover_table(found), format), out)

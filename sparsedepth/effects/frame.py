@@ -21,17 +21,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import (
-    BASELINE,
-    COSTS,
-    MATCHED,
-    ByLr,
-    CellRuns,
-    Cells,
-    Depth,
-    fit_by_lr,
-    fit_with_curves,
-)
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, ByLr, CellRuns, Cells, Depth, fit_by_lr
+from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
@@ -350,40 +341,30 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
 
 
 def _depths(cells: Cells) -> list[Row]:
-    """The baseline at every depth against the shallowest: each at the optimum of its own curve where lr was tuned, else
-    over the seeds that both have."""
-    have = [at for at in cells.depths if BASELINE in at.cells and at.cells[BASELINE].results]
+    """The baseline at every depth against the shallowest (`effects.depths`)."""
+    if len(cells.depths) < 2:
+        return []
+    depths = depths_of_baseline(cells)
+    own = depths.cells
     runs = cells.runs.loc[cells.rows.index[cells.rows["setting"] == BASELINE]]
-    own = {at.depth: at.cells[BASELINE] for at in have}
-    with_curve = {depth: cell for depth, cell in own.items() if cells.is_tuned and cell.tried[1:]}
-    curves = fit_with_curves([*with_curve.values()], sign(cells.outcome)) if with_curve else None
-    rows = []
-    for at in have[1:]:
-        first = have[0].depth
+    first, rows = min(own, default=0), list[Row]()
+    for at in cells.depths:
+        if at.depth not in own or at.depth == first:
+            continue
         row = _row(cells, at, "depth", own[at.depth], own[first], setting=f"n_layers={at.depth}")
         rows.append(row)
         if names := differing_data(runs[runs["n_layers"].isin([at.depth, first])]):
             row.fields["reason"] = f"depths differ in {names}"
             continue
-        weights, order = {at.depth: 1.0, first: -1.0}, [*with_curve]
-        contrast = _combined(curves, order, weights) if weights.keys() <= with_curve.keys() else None
-        if curves and contrast:
-            numbers = [order.index(depth) for depth in weights]
-            row.contrast, row.shared = contrast, curves.share_of_baseline(*numbers)
+        if found := depths.contrast(at.depth, first):
+            row.contrast, row.shared = found
         else:
-            _set_pair(row, own[at.depth].results, own[first].results)
+            _leave_open(row, own[at.depth].results, own[first].results)
         if cells.at_equal_lr:
-            pair = {depth: own[depth] for depth in weights}
-            _set_equal_lr(cells, row, fit_by_lr(pair), weights, [*pair.values()])
-        sides = [_side(cells, f"{each.depth} layers", own[each.depth], _outside(each)) for each in (at, have[0])]
-        row.sides = sides[0], sides[1]
+            pair = {depth: own[depth] for depth in (at.depth, first)}
+            _set_equal_lr(cells, row, fit_by_lr(pair), {at.depth: 1.0, first: -1.0}, [*pair.values()])
+        row.sides = depths.side(at.depth), depths.side(first)
     return rows
-
-
-def _outside(at: Depth) -> float:
-    """The probability that the optimum of the baseline's lr lies beyond those tried, by the fit of its own depth."""
-    has_curve = at.has_curves and BASELINE in at.order and at.fitted is not None
-    return float(at.fitted.values.outside_C[at.order.index(BASELINE)]) if has_curve else 0.0
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:

@@ -161,13 +161,18 @@ def verdict_of(estimate: float, p: float, sides: tuple[Side, Side] | None, sign:
     outcome is better."""
     if not p < ALPHA:
         return "not shown", ""
-    if sides:
-        winner, loser = sides if estimate * sign > 0 else sides[::-1]
-        if loser.edge or loser.outside > 0.5:
-            return "not shown", beyond(loser)
-        if winner.diverged > loser.diverged + 1:
-            return "not shown", more_diverged(winner, loser)
+    if sides and (reason := withheld(estimate, sides, sign)):
+        return "not shown", reason
     return ("lower" if estimate < 0 else "higher"), ""
+
+
+def withheld(estimate: float, sides: tuple[Side, Side], sign: int = -1) -> str:
+    """Why a difference of this sign is not shown, whatever its p: the losing side may have lost for its lr alone, or
+    more runs of the winning one diverged; '' without a reason."""
+    winner, loser = sides if estimate * sign > 0 else sides[::-1]
+    if loser.edge or loser.outside > 0.5:
+        return beyond(loser)
+    return more_diverged(winner, loser) if winner.diverged > loser.diverged + 1 else ""
 
 
 def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.depths import budget_of
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
@@ -23,7 +24,7 @@ from sparsedepth.plots.runs import (
 from sparsedepth.plots.style import GREY
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
-from sparsedepth.scaling.points import BUDGET, budget_of, budget_rows, finished
+from sparsedepth.scaling.points import BUDGET, budget_cells, budget_rows, finished
 from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, score_rows, usable_forms
@@ -107,8 +108,7 @@ def isoflop(store: Store) -> Drawing:
     if not store.sql(by_depth).rows:  # before the rows of all settings are read
         raise NothingToDraw(NO_CURVE)
     try:
-        rows = budget_rows(store)
-        return by_budget(rows, crossovers(rows), loss_in(store))
+        return by_budget(budget_rows(store), crossovers(budget_cells(store)), loss_in(store))
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
 

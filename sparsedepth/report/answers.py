@@ -3,7 +3,8 @@
 Each answer is one sentence, one table and the notes to read it; all numbers are rows of the frame `effects`.
 (`recipe` answers the third: which configuration to train.)"""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of,
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.listing import listing, turned_at_own_lr
 from sparsedepth.recipe.choose import DATA
+from sparsedepth.scaling.crossover import SAME, Crossover, crossovers
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
@@ -39,6 +41,7 @@ BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
 """Shown beside the variance; usefulness in its sound form."""
 MOST_SETTINGS = 6
 """Rows of the table; files have all."""
+YES_OR_NO = {"worth it": "yes", "not worth it": "no"}
 NO_TABLE = QueryResult(columns=(), rows=())
 NO_ROWS = QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
 
@@ -124,22 +127,25 @@ def depth_answer(cells: Cells) -> Answer:
     loss = cells.outcome
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
-    every = cells
-    if cells.is_one_budget and distinct(cells.runs, "schedule") != ["wsd"]:  # of branches the longest are compared
-        every = cells_of(cells.runs, loss, every_budget=True)
-    compared = {basis: _depths_at(every, basis) for basis in ("tokens", "flops")}
+    every = cells_of(cells.runs, loss, every_budget=True) if cells.is_one_budget else cells
+    worth = _crossovers(every)
+    is_branched = distinct(cells.runs, "schedule") == ["wsd"]  # of branches the longest are compared
+    at_tokens = _depths_at(cells if is_branched else every, "tokens")
+    compared = {"tokens": at_tokens, "flops": _depths_at(every, "flops", worth)}
     if all(found.empty for found in compared.values()):
         compared["none"] = _depths(cells)
         if compared["none"].empty:
             return Answer(sentence="The baseline has results at one depth only: there is nothing to say about depth.")
     rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
     columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED)
-    columns += ("tokens", "flops", "lr", "seeds", "verdict")
+    columns += ("tokens", "flops", "lr", "seeds", "worth_it", "verdict")
+    known = {one.n_layers: YES_OR_NO[one.verdict] for one in worth if one.verdict in YES_OR_NO}
+    rows["worth_it"] = rows["n_layers"].map(known).where(rows["basis"] == "flops")
     records = rows.to_dict("records")
     table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
     reasons = dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"])
     return Answer(
-        sentence=depth_sentence(compared, cells),
+        sentence=depth_sentence(compared, worth, cells),
         table=table,
         notes=depth_notes(cells, table.columns, reasons),
         rows=_as_table(rows),
@@ -147,9 +153,16 @@ def depth_answer(cells: Cells) -> Answer:
     )
 
 
-def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
-    """The depths of the baseline at equal tokens or FLOPs: the runs of the budget with the most depths, the largest of
-    several."""
+def _crossovers(cells: Cells) -> list[Crossover]:
+    """Those of the baseline that are judged at a budget."""
+    if "flops" not in cells.rows or cells.rows["n_layers"].nunique() < 2:
+        return []
+    return [one for one in crossovers(cells) if one.setting == BASELINE and one.largest is not None]
+
+
+def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd.DataFrame:
+    """The depths of the baseline at equal tokens or FLOPs: the runs of the budget at which most depths are judged, or
+    were run, the largest of several."""
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs = cells.runs
@@ -157,7 +170,14 @@ def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
     means = means[means > 0]
     groups = (same for _, same in means.groupby((np.log(means).diff() > 2 * MATCHED).cumsum()))
-    best = max(groups, key=lambda same: (same.index.get_level_values(0).nunique(), same.iloc[-1]), default=means)
+    n_judged = Counter(one.largest for one in judged)
+
+    def rank(same: pd.Series) -> tuple[int, int, float]:
+        ends = same.iloc[0] / SAME, same.iloc[-1] * SAME
+        most = max((n for budget, n in n_judged.items() if budget and ends[0] <= budget <= ends[1]), default=0)
+        return most, same.index.get_level_values(0).nunique(), same.iloc[-1]
+
+    best = max(groups, key=rank, default=means)
     if best.index.get_level_values(0).nunique() < 2:
         return pd.DataFrame(columns=["n_layers"])
     of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best.index])
@@ -190,7 +210,7 @@ def _depths(cells: Cells) -> pd.DataFrame:
 def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     row = {**row, NEEDED: round(row[NEEDED], 1)}
     forms = {"loss": None, "estimate": "{:+.3g}", "lo": "{:+.3g}", "hi": "{:+.3g}", "detectable": "{:.3g}"}
-    forms |= {NEEDED: None, "tokens": "x{:.3g}", "flops": "x{:.3g}", "lr": "{:g}", "seeds": None}
+    forms |= {NEEDED: None, "tokens": "x{:.3g}", "flops": "x{:.3g}", "lr": "{:g}", "seeds": None, "worth_it": None}
     shown = [
         None if pd.isna(row[name]) else row[name] if form is None else form.format(row[name])
         for name, form in forms.items()

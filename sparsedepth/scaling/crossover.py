@@ -1,35 +1,40 @@
 """The budget from which a depth is worth its cost: from there on its loss is below that of every shallower depth.
 
-Losses are compared at equal training FLOPs C: at every budget the difference of two depths has Student's test over the
-seeds that both have there, with the error of the choice of lr (`points`). Between two budgets the means follow a
-monotone cubic of ln L in ln C (PCHIP), and half the interval's width a line: enough, however the budgets depend.
+Losses are compared at equal training FLOPs C, by the fit over depths that `effects` has (`effects.depths`). A depth is
+judged at the largest budget that it has in common with all shallower ones; p-values are those of a family, adjusted
+over the depths of a setting (Holm):
 
-    lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
+    worth it        shown to be lower than every shallower depth there (the largest p); from the smallest budget down to
+                    which that holds without a gap, where budgets are tested in turn from the largest
+    not worth it    shown to be higher than one of them there (the least p times their number)
+    not known       all else
 
-    worth it        lower from some budget up to the largest; the estimate is where the mean loss becomes the lowest for
-                    good, its interval the open budgets: from the last that is 'higher' to the first 'lower' for good
-    not worth it    higher up to some budget, and lower at none above it;       not known   all else
+Where depths have no budget in common, the losses of a seed at its own budgets are joined by a monotone cubic of ln L in
+ln C (PCHIP).
 
-Shapes: S seeds, B budgets of a depth, N of two depths, G of a grid, D shallower depths.
-"""
+Shapes: S seeds, B budgets of a depth, N budgets compared, D shallower depths."""
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, finished, losses_by_budget
+from sparsedepth.effects.cells import BASELINE, Cells, depth_of
+from sparsedepth.effects.depths import SettingDepths, depths_of, with_budgets
+from sparsedepth.effects.fit import fit_of
+from sparsedepth.effects.verdict import Distribution, adjusted, withheld
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.small_sample import t_critical
-from sparsedepth.words.scaling import flops_text
+from sparsedepth.words.scaling import flops_text, no_depth_shown
 
-N_BUDGETS = 201
-"""Budgets at which depths are compared, equally spaced in ln C."""
 SAME = 1 + 2 * MATCHED
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
@@ -41,135 +46,210 @@ class Crossover(NamedTuple):
     n_layers: int
     verdict: Literal["worth it", "not worth it", "not known"] = "not known"
     budget: float | None = None
-    """from which it is worth its cost, or up to which it is not"""
-    lo: float | None = None
-    """None: it may be the best below the smallest budget compared"""
-    hi: float | None = None
+    """from which it is shown to be worth its cost, or at which it is shown not to be"""
     smallest: float | None = None
     largest: float | None = None
     """budgets compared"""
+    against: int | None = None
+    """the shallower depth with the lowest loss at the largest budget"""
+    estimate: float | None = None
+    """the loss minus that of `against` there [nat/token]"""
+    lo: float | None = None
+    hi: float | None = None
+    p_adjusted: float | None = None
+    """that it is worth it, or that it is not: the smaller one"""
     seeds: int = 0
     """the fewest of a comparison"""
     reason: str = ""
-
-    @property
-    def is_from_smallest(self) -> bool:
-        """Whether it is worth its cost from the smallest budget on."""
-        return self.hi is None or self.smallest is None or self.hi <= self.smallest * SAME
 
     @property
     def has_one_budget(self) -> bool:
         return self.smallest is None or self.largest is None or self.smallest * SAME >= self.largest
 
 
-class DepthCurve:
-    """The loss of one depth and setting at its budgets, for each seed."""
+class Comparison(NamedTuple):
+    """A depth against a shallower one at a budget."""
 
-    def __init__(self, rows: pd.DataFrame) -> None:
-        done = finished(rows)
-        self.loss_SB = pd.DataFrame(losses_by_budget(done))
-        self.budgets = self.loss_SB.columns.to_numpy()
-        at_B = [(done["train_flops"] / budget - 1).abs() < MATCHED for budget in self.budgets]
-        self.lr_variance_B = [done["lr_variance"][at].mean() for at in at_B]
+    contrast: Distribution
+    seeds: int
+    withheld: str = ""
+    """Why no difference can be shown, such as an optimum beyond the lr tried."""
 
-    def at(self, C_N: np.ndarray) -> pd.DataFrame:
-        """The losses of each seed, (S, N); NaN beyond its own budgets."""
-        losses = {seed: _between(loss_B.dropna(), C_N) for seed, loss_B in self.loss_SB.iterrows()}
-        return pd.DataFrame.from_dict(losses, orient="index")
+    @property
+    def lower_p(self) -> float:
+        """Two-sided, where the deeper one is lower."""
+        return self.contrast.p if self.contrast.estimate < 0 and not self.withheld else 1.0
 
-    def lr_variance(self, C_N: np.ndarray) -> np.ndarray:
-        """Of the loss, by the choice of lr, (N,)."""
-        return np.interp(np.log(C_N), np.log(self.budgets), self.lr_variance_B) if len(self.budgets) else 0.0 * C_N
+    @property
+    def higher_p(self) -> float:
+        return self.contrast.p if self.contrast.estimate > 0 and not self.withheld else 1.0
 
 
-def _between(losses: pd.Series, C_G: np.ndarray) -> np.ndarray:
-    """Of losses by budget, those at other budgets; NaN beyond by more than SAME."""
-    C_B, log_B = losses.index.to_numpy(), np.log(losses.to_numpy())
-    within_G = np.clip(C_G, C_B[0], C_B[-1])
-    curve = PchipInterpolator(np.log(C_B), log_B) if len(C_B) > 1 else lambda x_G: np.repeat(log_B, len(x_G))
-    return np.where(np.abs(np.log(C_G / within_G)) <= math.log(SAME), np.exp(curve(np.log(within_G))), np.nan)
+class Judged(NamedTuple):
+    """A depth at a budget."""
+
+    comparisons: Mapping[int, Comparison]
+    """By shallower depth."""
+    lower_p: float
+    """Adjusted, of being lower than every shallower depth."""
+    higher_p: float
+    """Adjusted, of being higher than one of them."""
 
 
-def crossovers(rows: pd.DataFrame) -> list[Crossover]:
-    """Every depth but the shallowest of each setting (`points.budget_rows`). Raises ValueError for one depth only."""
+Budgets = Mapping[float, SettingDepths]
+
+
+def crossovers(cells: Cells) -> list[Crossover]:
+    """Every depth but the shallowest of each setting, the baseline first, from cells of a loss at every budget. Raises
+    ValueError for one depth only."""
     found: list[Crossover] = []
-    for setting in sorted(set(rows["setting"]), key=lambda name: (name != BASELINE, name)):
-        runs = rows[rows["setting"] == setting]
-        curves = {int(depth): DepthCurve(at_depth) for depth, at_depth in runs.groupby("n_layers")}
-        depths, names = sorted(curves), differing_data(runs)
-        for number, depth in enumerate(depths[1:], start=1):
-            shallower = {other: curves[other] for other in depths[:number]}
-            fields = {"reason": f"depths differ in {names}"} if names else _compared(curves[depth], shallower)
-            found.append(Crossover(setting, depth, **fields))
+    rows = with_budgets(cells)
+    at_budgets = {
+        float(at["budget"].iloc[0]): [depth_of(cells, own) for _, own in at.groupby("n_layers")]
+        for _, at in rows.groupby("budget")
+    }
+    for setting in sorted({*rows["name"]}, key=lambda name: (name != BASELINE, name)):
+        of_setting = rows[rows["name"] == setting]
+        names, depths = {*of_setting["setting"]}, sorted({*of_setting["n_layers"]})
+        budgets = {budget: depths_of(cells, at, names) for budget, at in at_budgets.items()}
+        if differ := differing_data(cells.runs.loc[of_setting.index]):
+            found += [Crossover(setting, depth, reason=f"depths differ in {differ}") for depth in depths[1:]]
+        else:
+            found += _of_setting(setting, depths, budgets)
     if not found:
         raise ValueError("no setting was run at two depths: run a sweep over n_layers")
     return found
 
 
-def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str, Any]:
-    """The verdict on one depth, as fields of Crossover."""
-    pairs = [_differences(deep, curve) for curve in shallower.values()]
-    few = [depth for depth, pair in zip(shallower, pairs, strict=True) if pair.empty]
-    budgets = [curve.budgets for curve in (deep, *shallower.values())] if few else [pair.index for pair in pairs]
-    low, high = max(min(each, default=0.0) for each in budgets), min(max(each, default=math.inf) for each in budgets)
+def _of_setting(setting: str, depths: Sequence[int], budgets: Budgets) -> list[Crossover]:
+    compared = {depth: _compared(budgets, depth, depths[:number]) for number, depth in enumerate(depths) if number}
+    judged = _judged(compared)
+    return [
+        _verdict(Crossover(setting, depth), judged[depth])
+        if judged.get(depth)
+        else Crossover(setting, depth, reason=_why_none(budgets, depth, depths))
+        for depth in depths[1:]
+    ]
+
+
+def _compared(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, dict[int, Comparison]]:
+    """By budget, those at which the depth is compared with every shallower one."""
+    found: dict[float, dict[int, Comparison]] = {}
+    for budget, depths in budgets.items():
+        if {deep, *shallower} <= {*depths.cells}:
+            at = {other: one for other in shallower if (one := _comparison(depths, deep, other))}
+            if len(at) == len(shallower):
+                found[budget] = at
+    return found or _between_budgets(budgets, deep, shallower)
+
+
+def _comparison(depths: SettingDepths, deep: int, shallow: int) -> Comparison | None:
+    if (found := depths.contrast(deep, shallow)) is None:
+        return None
+    seeds = len(depths.cells[deep].results.keys() & depths.cells[shallow].results.keys())
+    return Comparison(found[0], seeds, withheld(found[0].estimate, (depths.side(deep), depths.side(shallow))))
+
+
+def _judged(compared: Mapping[int, Mapping[float, Mapping[int, Comparison]]]) -> dict[int, dict[float, Judged]]:
+    """By depth and budget; the depths that are compared at a budget are a family."""
+    judged = defaultdict[int, dict[float, Judged]](dict)
+    for budget in {budget for at in compared.values() for budget in at}:
+        family = {depth: at[budget] for depth, at in compared.items() if budget in at}
+        lower_J = np.array([max(one.lower_p for one in at.values()) for at in family.values()])
+        higher_J = np.array([min(1.0, len(at) * min(one.higher_p for one in at.values())) for at in family.values()])
+        p_XJ = [adjusted(p_J, np.zeros(len(p_J))) for p_J in (lower_J, higher_J)]
+        for depth, lower_p, higher_p in zip(family, *p_XJ, strict=True):
+            judged[depth][budget] = Judged(family[depth], float(lower_p), float(higher_p))
+    return judged
+
+
+def _verdict(found: Crossover, judged: Mapping[float, Judged]) -> Crossover:
+    """At the largest budget; where it is worth it there, down to the last budget without a gap."""
+    budgets = sorted(judged, reverse=True)
+    at = judged[budgets[0]]
+    against = max(at.comparisons, key=lambda other: at.comparisons[other].contrast.estimate)
+    best = at.comparisons[against].contrast
+    lo, hi = best.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+    found = found._replace(
+        smallest=budgets[-1], largest=budgets[0], against=against, estimate=best.estimate, lo=lo, hi=hi,
+        p_adjusted=min(at.lower_p, at.higher_p),
+        seeds=min(one.seeds for each in judged.values() for one in each.comparisons.values()),
+    )  # fmt: skip
+    if at.lower_p < ALPHA:
+        down_to = [*itertools.takewhile(lambda budget: judged[budget].lower_p < ALPHA, budgets)][-1]
+        return found._replace(verdict="worth it", budget=down_to)
+    if at.higher_p < ALPHA:
+        return found._replace(verdict="not worth it", budget=budgets[0])
+    if reasons := [one.withheld for one in at.comparisons.values() if one.withheld and one.contrast.p < ALPHA]:
+        return found._replace(reason=reasons[0])
+    lower = [str(other) for other, one in at.comparisons.items() if one.lower_p < ALPHA]
+    return found._replace(reason=no_depth_shown(against, lower, budgets[0]))
+
+
+def _why_none(budgets: Budgets, deep: int, depths: Sequence[int]) -> str:
+    """Why a depth is compared at no budget."""
+    own = {depth: [budget for budget, at in budgets.items() if depth in at.cells] for depth in depths if depth <= deep}
+    low = max(min(each, default=0.0) for each in own.values())
+    high = min(max(each, default=math.inf) for each in own.values())
     if low > high * SAME:
-        return {"reason": f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"}
-    if few:
-        return {"reason": f"fewer than two seeds in common with {few[0]} layers at any budget"}
-    C_G = np.geomspace(low, high, N_BUDGETS) if high > low * SAME else np.array([low])
-    mean_DG = np.array([_between(pair["deep"], C_G) - _between(pair["shallow"], C_G) for pair in pairs])
-    half_DG = np.array([np.interp(np.log(C_G), np.log(pair.index), pair["half"]) for pair in pairs])
-    seeds = min(int(pair["seeds"][low / SAME : high * SAME].min()) for pair in pairs)
-    ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
-    return ends | _verdict(C_G, mean_DG, half_DG, [*shallower])
+        return f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"
+    few = [depth for depth in depths if depth < deep and not _compared(budgets, deep, [depth])] or [*depths]
+    pairs = [
+        (at.cells[deep].results, at.cells[few[0]].results) for at in budgets.values() if {deep, few[0]} <= {*at.cells}
+    ]
+    if any(len(own.keys() & other.keys()) > 1 for own, other in pairs):
+        return "the runs of different seeds have equal values: there is no noise to judge by"
+    return f"fewer than two seeds in common with {few[0]} layers at any budget"
 
 
-def _differences(deep: DepthCurve, shallow: DepthCurve) -> pd.DataFrame:
-    """Two depths at the budgets at which two seeds or more have both: their means, half the width of the interval of
-    the difference, and the number of seeds."""
-    C_N = np.unique(np.concatenate([deep.budgets, shallow.budgets]))
-    C_N = C_N[np.append(True, C_N[1:] > C_N[:-1] * SAME)]
-    deep_SN, shallow_SN = deep.at(C_N).align(shallow.at(C_N), join="inner", axis=0)
-    difference_SN = deep_SN - shallow_SN
-    seeds_N = difference_SN.count()
-    t_N = seeds_N.map(lambda n: t_critical(n - 1) if n > 1 else math.nan)
-    by_lr_N = deep.lr_variance(C_N) + shallow.lr_variance(C_N)
-    half_N = t_N * np.sqrt(difference_SN.var() / seeds_N + by_lr_N)  # as `effects` has it
-    shallow_N = shallow_SN[difference_SN.notna()].mean()
-    found = {"deep": shallow_N + difference_SN.mean(), "shallow": shallow_N, "half": half_N, "seeds": seeds_N}
-    return pd.DataFrame(found).set_index(C_N).dropna()
+# Budgets that are not those of every depth
 
 
-def _verdict(C_G: np.ndarray, mean_DG: np.ndarray, half_DG: np.ndarray, shallower: Sequence[int]) -> dict[str, Any]:
-    """From the loss minus that of each shallower depth, and half of the interval's width, at each budget."""
-    below_G, lower_G = np.all(mean_DG < 0, axis=0), np.all(mean_DG < -half_DG, axis=0)
-    higher_G = np.any(mean_DG > half_DG, axis=0)
-    if lower_G[-1]:
-        first = _first_for_good(lower_G)
-        is_higher = np.flatnonzero(higher_G[:first])
-        return {
-            "verdict": "worth it",
-            "budget": float(C_G[_first_for_good(below_G)]),
-            "lo": float(C_G[is_higher[-1]]) if len(is_higher) else None,
-            "hi": float(C_G[first]),
-        }
-    if not higher_G.any():
-        is_lower_D = mean_DG[:, -1] < -half_DG[:, -1]
-        lower, others = (", ".join(np.array(shallower)[of_D].astype(str)) for of_D in (is_lower_D, ~is_lower_D))
-        beside = f"to {others} layers is shown at the largest budget in common, only to {lower}"
-        return {
-            "reason": f"no difference {beside}" if lower else "no difference is shown at the largest budget in common"
-        }
-    last = float(C_G[np.flatnonzero(higher_G)[-1]])
-    if lower_G.any():
-        return {"reason": f"better at some budgets, worse at {flops_text(last)} FLOPs"}
-    return {"verdict": "not worth it", "budget": last}
+def _between_budgets(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, dict[int, Comparison]]:
+    """At each budget of a depth that lies within those of all of them."""
+    curves = {depth: _DepthCurve(budgets, depth) for depth in (deep, *shallower)}
+    found: dict[float, dict[int, Comparison]] = {}
+    for C in sorted({*np.concatenate([curve.budgets for curve in curves.values()])}):
+        at = {other: one for other in shallower if (one := _at(curves[deep], curves[other], C))}
+        if len(at) == len(shallower) and not any(other * SAME >= C for other in found):
+            found[float(C)] = at
+    return found
 
 
-def _first_for_good(holds_G: np.ndarray) -> int:
-    """The first place from which on it holds up to the end, where it does."""
-    fails = np.flatnonzero(~holds_G)
-    return int(fails[-1]) + 1 if len(fails) else 0
+class _DepthCurve:
+    """The losses of a depth at its budgets, by seed."""
+
+    def __init__(self, budgets: Budgets, depth: int) -> None:
+        at = {budget: depths for budget, depths in sorted(budgets.items()) if depth in depths.cells}
+        self.loss_SB = pd.DataFrame({budget: depths.cells[depth].results for budget, depths in at.items()})
+        self.budgets = np.array([*at], dtype=float)
+        self.lr_variance_B = [depths.lr_variance(depth) for depths in at.values()]
+
+    def at(self, C: float) -> dict[int, float]:
+        """Seed -> loss, of the seeds whose budgets hold it."""
+        losses = {seed: _between(self.loss_SB.loc[seed].dropna(), C) for seed in self.loss_SB.index.tolist()}
+        return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}
+
+    def lr_variance(self, C: float) -> float:
+        return float(np.interp(math.log(C), np.log(self.budgets), self.lr_variance_B)) if len(self.budgets) else 0.0
+
+
+def _at(deep: _DepthCurve, shallow: _DepthCurve, C: float) -> Comparison | None:
+    own, other = deep.at(C), shallow.at(C)
+    fitted = fit_of([own, other]) if len(own.keys() & other.keys()) > 1 else None
+    if fitted is None:
+        return None
+    contrast, by_lr = fitted.effect(0, 1), deep.lr_variance(C) + shallow.lr_variance(C)
+    return Comparison(replace(contrast, sd_G=np.sqrt(contrast.sd_G**2 + by_lr)), len(own.keys() & other.keys()))
+
+
+def _between(losses: pd.Series, C: float) -> float:
+    """Of losses by budget, the one at another; NaN beyond by more than SAME."""
+    C_B, log_B = losses.index.to_numpy(), np.log(losses.to_numpy())
+    within = min(max(C, C_B[0]), C_B[-1])
+    if not 1 / SAME <= C / within <= SAME:
+        return math.nan
+    return float(np.exp(PchipInterpolator(np.log(C_B), log_B)(math.log(within)) if len(C_B) > 1 else log_B[0]))
 
 
 def crossover_table(found: Sequence[Crossover]) -> QueryResult:

@@ -20,7 +20,8 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, Depth, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.depths import budget_of, budgets_of
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
@@ -142,6 +143,17 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers
 
 
+def budget_cells(store: Store, outcome: str | None = None) -> Cells:
+    """The cells of a loss at every budget. Raises ValueError without a run that was trained to the end."""
+    loss = outcome or loss_in(store)
+    cells = cells_of(read_runs(store, loss), loss, every_budget=True)
+    if cells.settings is None:
+        raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
+    if "flops" not in cells.rows or cells.rows["flops"].isna().all():
+        raise ValueError("no run has train_flops: its cost is not known")
+    return cells
+
+
 def budget_rows(store: Store, knob: str | None = None, outcome: str | None = None) -> pd.DataFrame:
     """The rows, of the baseline and the settings that change `knob`; `outcome` is the loss, by default the one that
     compares these runs. Raises ValueError without any, and for another outcome."""
@@ -178,8 +190,7 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
     """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results; without runs
     at another lr than the one that `effects` compares, or scored in another way."""
     cells = cells_of(runs, loss, every_budget=True)
-    whole = cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")  # a diverged run stopped early
-    rows = cells.rows.assign(budget=budget_of(whole), result=cells.rows["run_id"].map(setting_of))
+    rows = cells.rows.assign(budget=budgets_of(cells.rows), result=cells.rows["run_id"].map(setting_of))
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
     depths = defaultdict[tuple[float, str], list[TunedCell]](list)
     other_lr: set[str] = set()
@@ -224,12 +235,6 @@ def _tuned_cells(at: Depth, rows: pd.DataFrame) -> Iterator[TunedCell]:
 def finished(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with a loss."""
     return rows[(rows["outcome"] == "ok") & rows["loss"].notna()]
-
-
-def budget_of(flops: pd.Series) -> pd.Series:
-    """Of budgets that are one, each within MATCHED of the next, the lowest [FLOPs]."""
-    ordered = flops.dropna().sort_values()
-    return ordered.groupby((ordered.pct_change() > MATCHED).cumsum()).transform("first").reindex(flops.index)
 
 
 def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:

@@ -10,7 +10,7 @@ from sparsedepth.words.differences import baseline_text, data_text, depth_text
 from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text
 from sparsedepth.words.plain_text import counted, sentence_of, wrapped
 from sparsedepth.words.recipe import sentence, tests_lines, verification_text
-from sparsedepth.words.scaling import flops_text
+from sparsedepth.words.scaling import at_largest, flops_text
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparsedepth.effects.chain import LinkEvidence
     from sparsedepth.report.answers import Answer
     from sparsedepth.report.content import Findings
+    from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.store.best import Ranking
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
@@ -107,31 +108,47 @@ def _missed(rows: "pd.DataFrame") -> str:
 # Depth
 
 
-def depth_sentence(compared: Mapping[str, "pd.DataFrame"], cells: "Cells") -> str:
-    """`compared`: basis ('tokens', 'flops', or 'none' alone) -> rows of the depths at this basis."""
+def depth_sentence(compared: Mapping[str, "pd.DataFrame"], crossovers: Sequence["Crossover"], cells: "Cells") -> str:
+    """`compared`: basis ('tokens', 'flops', or 'none' alone) -> rows of the depths at this basis; `crossovers`: of the
+    baseline, those that were judged."""
     if "none" in compared:
         return f"The depths differ in tokens and in FLOPs: what depth alone does is not shown; {NO_COST}."
-    parts = []
-    for basis, name in (("tokens", "tokens"), ("flops", "FLOPs")):
-        rows = compared[basis]
-        if rows.empty:
-            parts.append(NO_COST if basis == "flops" else "no runs at equal tokens")
-            continue
-        shown = rows[rows["verdict"].isin(SHOWN)].sort_values("estimate")
-        if shown.empty:
-            text = f"no depth is shown to have another {cells.outcome}{_missed(rows)}"
-        else:
-            best = shown.iloc[0]
-            less = "less" if best["estimate"] < 0 else "more"
-            text = (
-                f"{best['n_layers']} layers have {abs(best['estimate']):.3g} {cells.unit} {less} {cells.outcome} "
-                f"than {int(rows['n_layers'].min())}"
-            )
-            if basis == "flops":
-                text += f": depth {'earns' if less == 'less' else 'does not earn'} its cost"
-        budget = f" ({flops_text(rows['train_flops'].mean())})" if basis == "flops" else ""
-        parts.append(f"at equal {name}{budget} {text}")
+    tokens, flops = compared["tokens"], compared["flops"]
+    parts = [_at_equal_tokens(tokens, cells) if len(tokens) else "no runs at equal tokens"]
+    if crossovers:
+        parts.append(f"at equal FLOPs {_cost_text(crossovers)}")
+    elif len(flops):
+        budget = flops_text(flops["train_flops"].mean())
+        parts.append(f"at equal FLOPs ({budget}) no depth is shown to have another {cells.outcome}{_missed(flops)}")
+    else:
+        parts.append(NO_COST)
     return sentence_of("; ".join(parts))
+
+
+def _at_equal_tokens(rows: "pd.DataFrame", cells: "Cells") -> str:
+    shown = rows[rows["verdict"].isin(SHOWN)].sort_values("estimate")
+    if shown.empty:
+        return f"at equal tokens no depth is shown to have another {cells.outcome}{_missed(rows)}"
+    best = shown.iloc[0]
+    size = f"{abs(best['estimate']):.3g} {cells.unit} {'less' if best['estimate'] < 0 else 'more'}"
+    return f"at equal tokens {best['n_layers']} layers have {size} {cells.outcome} than {int(rows['n_layers'].min())}"
+
+
+def _cost_text(crossovers: Sequence["Crossover"]) -> str:
+    """'8 and 16 layers are worth their cost (16: at 1e13 FLOPs -0.08 nat/token (...) against 8 layers); ...'"""
+    phrases = {
+        "worth it": "are worth their cost",
+        "not worth it": "are not worth their cost",
+        "not known": "are not known to be worth their cost",
+    }
+    parts = []
+    for verdict, phrase in phrases.items():
+        if of_verdict := [one for one in crossovers if one.verdict == verdict]:
+            names = [str(one.n_layers) for one in of_verdict]
+            named = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+            size = at_largest(of_verdict[-1])
+            parts.append(f"{named} layers {phrase}{f' ({names[-1]}: {size})' if names[1:] else f': {size}'}")
+    return "; ".join(parts)
 
 
 def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) -> tuple[str, ...]:
@@ -142,6 +159,9 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
     notes = (
         f"effect: {cells.outcome} minus that of the shallowest depth [{cells.unit}]{own}{seen}",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
+        "worth_it: less loss than every shallower depth at equal FLOPs (yes), or more than one of them (no)"
+        if "worth_it" in columns
+        else "",
         "" if NEEDED in columns else f"{NEEDED} was measured in no run (measure: usefulness)",
         *reasons,
         *((*depth_text(cells.settings).splitlines(), baseline_text(cells.settings)) if cells.settings else ()),

@@ -124,19 +124,32 @@ def _of_parameter(doubt: "ParameterDoubt", factor: float) -> str:
 
 
 def crossover_text(one: "Crossover") -> str:
-    """'worth its cost from 2e12 FLOPs (1e12 to 5e12)', 'not worth it up to 3e13 FLOPs', 'not known'."""
-    if one.verdict == "not known" or one.budget is None or one.smallest is None:
+    """'worth its cost from 2e12 FLOPs: at 8e12 FLOPs -0.1 nat/token (...) against 4 layers', 'not known'."""
+    if one.verdict == "not known" or one.budget is None:
         return f"not known ({one.reason})" if one.reason else "not known"
     if one.verdict == "not worth it":
-        return f"not worth it up to {flops_text(one.budget)} FLOPs"
-    if one.is_from_smallest or one.hi is None:
-        return f"worth its cost from {flops_text(one.budget)} FLOPs, the smallest budget"
-    least = "below " * (one.lo is None) + flops_text(one.lo or one.smallest)
-    return f"worth its cost from {flops_text(one.budget)} FLOPs ({least} to {flops_text(one.hi)})"
+        return f"not worth its cost: {at_largest(one)}"
+    alone = ", the only budget" if one.has_one_budget else ", the smallest budget" * (one.budget == one.smallest)
+    return f"worth its cost from {flops_text(one.budget)} FLOPs{alone}: {at_largest(one)}"
+
+
+def at_largest(one: "Crossover") -> str:
+    """'at 8e12 FLOPs -0.1 nat/token (-0.15 to -0.05) against 4 layers'"""
+    assert one.largest is not None and one.estimate is not None and one.lo is not None and one.hi is not None
+    size = f"{one.estimate:+.3g} nat/token ({one.lo:+.3g} to {one.hi:+.3g})"
+    return f"at {flops_text(one.largest)} FLOPs {size} against {one.against} layers"
+
+
+def no_depth_shown(against: int, lower: Sequence[str], budget: float) -> str:
+    """Why a depth is neither worth its cost nor shown not to be; `lower`: the depths that it is lower than."""
+    if lower:
+        where = f"at {flops_text(budget)} FLOPs"
+        return f"no difference to {against} layers is shown {where}, only to {', '.join(lower)}"
+    return f"no difference is shown at {flops_text(budget)} FLOPs"
 
 
 def crossover_sentence(one: "Crossover") -> str:
-    """'n_layers=16: worth its cost from 2e12 FLOPs (1e12 to 5e12); compared from 1e12 to 2e13 FLOPs, 5 seeds'"""
+    """'n_layers=16: worth its cost from 2e12 FLOPs: at 2e13 FLOPs ...; compared from 1e12 to 2e13 FLOPs, 5 seeds'"""
     text = f"n_layers={one.n_layers}{'' if one.setting == 'baseline' else f', {one.setting}'}: {crossover_text(one)}"
     if one.smallest is None or one.largest is None:
         return text
@@ -146,11 +159,9 @@ def crossover_sentence(one: "Crossover") -> str:
 
 def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
     """A sentence for each depth and setting."""
-    return [
-        "worth its cost: less loss than every shallower depth at equal training FLOPs (95%: seeds, "
-        "and the choice of lr where it was tuned)",
-        *map(crossover_sentence, found),
-    ]
+    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
+    judged = "judged at the largest budget in common, p adjusted over depths"
+    return [f"{head} ({judged}; 95% intervals)", *map(crossover_sentence, found)]
 
 
 # A setting

@@ -15,7 +15,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
 from sparsedepth.scaling.crossover import crossovers
-from sparsedepth.scaling.points import budget_rows
+from sparsedepth.scaling.points import budget_cells, budget_rows
 from sparsedepth.scaling.speedup import speedups
 from sparsedepth.store.connection import open_store
 
@@ -130,5 +130,5 @@ def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path, command):
     tmp_path.joinpath("map.yaml").write_text(json.dumps(source))
     command("import", tmp_path / "t.csv", "--map", tmp_path / "map.yaml", "-o", tmp_path / "runs")
     with open_store(tmp_path / "runs") as store:
-        rows = budget_rows(store)
-    assert speedups(rows)["lo"].isna().all() and {found.verdict for found in crossovers(rows)} == {"not known"}
+        rows, cells = budget_rows(store), budget_cells(store)
+    assert speedups(rows)["lo"].isna().all() and {found.verdict for found in crossovers(cells)} == {"not known"}

@@ -1,7 +1,7 @@
 """The figure `isoflop`: its numbers by hand, its envelope, and when it is not drawn."""
 
 import pytest
-from support.budget_results import FLOPS, budget_results, rows_of
+from support.budget_results import FLOPS, budget_results, cells_of_rows, rows_of
 
 from sparsedepth.plots.depth import by_budget
 from sparsedepth.plots.draw import draw
@@ -42,7 +42,7 @@ def test_budgets_that_are_equal_but_for_rounding_are_one_place_of_the_envelope()
         for seed in range(3)
     ]
     runs = rows_of(rows)
-    data = by_budget(runs, crossovers(runs), "val_loss").data
+    data = by_budget(runs, crossovers(cells_of_rows(runs)), "val_loss").data
     assert data["x"].nunique() == 3 and set(data.loc[data["is_lowest"], "n_layers"]) == {4}
 
 
@@ -61,7 +61,7 @@ def test_a_setting_of_one_budget_is_on_the_axis_of_the_others():
         for seed in range(3)
     ]
     runs = rows_of(rows)
-    page = by_budget(runs, crossovers(runs), "val_loss").page()
+    page = by_budget(runs, crossovers(cells_of_rows(runs)), "val_loss").page()
     first, second = (axis.get_xlim() for axis in page.axes)
     assert first == second and first[0] < 1e12 < 4e12 < first[1]
     said = " ".join(page.get_supxlabel().split())

@@ -79,7 +79,7 @@ def test_depth_is_compared_at_equal_tokens_and_without_a_sentence_about_cost():
     assert (deep["equal"], deep["n_layers"], deep["needed_layers"], deep["flops"]) == ("tokens", 8, 4.0, "x2")
 
 
-@pytest.mark.parametrize(("gain", "says"), [(0.5, "depth earns its cost"), (-0.5, "depth does not earn its cost")])
+@pytest.mark.parametrize(("gain", "says"), [(0.5, "are worth their cost"), (-0.5, "are not worth their cost")])
 def test_depth_at_equal_flops_where_runs_have_them(gain, says):
     """4 layers with twice the tokens of 8; and the budget of the 8 layers at both depths."""
     sizes = {"n_layers,train_tokens": [(4, 20_480), (4, 10_240), (8, 10_240)], "seed": SEEDS}
@@ -87,8 +87,9 @@ def test_depth_at_equal_flops_where_runs_have_them(gain, says):
     noise = runs["seed"].map(NOISE.__getitem__) * runs["n_layers"] / 4
     runs = runs.assign(val_loss=3 - gain * (runs["n_layers"] == 8) + noise, tokens_trained=runs["train_tokens"])
     found = depth_answer(runs)
-    word = "less" if gain > 0 else "more"
-    assert f"at equal FLOPs (8.2e13) 8 layers have 0.5 nat/token {word} val_loss than 4: {says}." in found.sentence
+    size = "-0.5 nat/token (-0.534 to -0.466)" if gain > 0 else "+0.5 nat/token (+0.466 to +0.534)"
+    assert f"at equal FLOPs 8 layers {says}: at 8.2e13 FLOPs {size} against 4 layers." in found.sentence
+    assert records(found)[-1]["worth_it"] == ("yes" if gain > 0 else "no")
     assert [row["equal"] for row in records(found)] == ["tokens", "tokens", "FLOPs", "FLOPs"]
 
 
@@ -96,7 +97,7 @@ def test_of_several_budgets_the_largest_is_compared():
     sizes = [(4, 20_480), (8, 10_240), (4, 40_960), (8, 20_480)]
     runs = grid({"n_layers,train_tokens": sizes, "seed": SEEDS}, measured, batch_tokens=1024)
     found = depth_answer(runs.assign(tokens_trained=runs["train_tokens"]))
-    assert "at equal FLOPs (1.6e14) 8 layers have 0.5 nat/token less val_loss than 4" in found.sentence
+    assert "at equal FLOPs 8 layers are worth their cost: at 1.6e14 FLOPs -0.5 nat/token" in found.sentence
 
 
 def test_depths_that_share_no_cost_are_not_compared():

@@ -3,10 +3,17 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.budget_results import rows_of
+from support.budget_results import cells_of_rows, rows_of
+from support.runs_frame import config_of, runs_frame
 
-from sparsedepth.scaling.crossover import crossovers
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.scaling.crossover import Crossover, crossovers as crossovers_of_cells
 from sparsedepth.words.scaling import crossover_text
+
+
+def crossovers(rows: pd.DataFrame) -> list[Crossover]:
+    return crossovers_of_cells(cells_of_rows(rows))
+
 
 BUDGETS = (1e12, 2e12, 4e12, 8e12, 1.6e13)
 
@@ -27,13 +34,18 @@ def world(noise: float, seed: int, crossing: float | None = 4e12, n_seeds: int =
     return rows_of(runs)
 
 
-def test_an_exact_crossing():
-    """.5 (C / 4e12)^-.3 and ^-.4 cross at 4e12; the first budget above it, of 200 steps over a factor of 16, is 1.4%
-    away at most."""
-    (found,) = crossovers(world(0.0, 0))
+def test_the_largest_budget_decides_and_smaller_ones_follow_without_a_gap():
+    """.5 (C / 4e12)^-.3 and ^-.4: at 1.6e13 FLOPs the deeper one is lower by .5 (4^-.3 - 4^-.4) = .0427, and it is so
+    down to 8e12; at 4e12 they are equal."""
+    (found,) = crossovers(world(0.0005, 0))
     assert (found.n_layers, found.setting, found.verdict, found.seeds) == (16, "baseline", "worth it", 5)
-    assert found.lo <= 4e12 <= found.budget == found.hi <= 1.015 * 4e12
-    assert crossover_text(found) == "worth its cost from 4.1e12 FLOPs (3.9e12 to 4.1e12)"
+    assert (found.budget, found.smallest, found.largest, found.against) == (8e12, 1e12, 1.6e13, 4)
+    assert found.estimate == pytest.approx(-0.0427, abs=0.001) and found.lo < -0.0427 < found.hi < 0
+    assert crossover_text(found).startswith("worth its cost from 8e12 FLOPs: at 1.6e13 FLOPs -0.04")
+    smaller = world(0.0005, 0)
+    (found,) = crossovers(smaller[smaller["train_flops"] < 4e12])
+    assert (found.verdict, found.budget, found.against) == ("not worth it", 2e12, 4)
+    assert crossover_text(found).startswith("not worth its cost: at 2e12 FLOPs +0.04")
 
 
 def test_a_depth_that_is_lower_than_some_says_so():
@@ -46,36 +58,88 @@ def test_a_depth_that_is_lower_than_some_says_so():
         for seed in range(5)
     ]
     found = next(one for one in crossovers(rows_of(runs)) if one.n_layers == 16)
-    assert found.reason == "no difference to 8 layers is shown at the largest budget in common, only to 4"
+    assert found.reason == "no difference to 8 layers is shown at 1e12 FLOPs, only to 4"
 
 
-def test_a_planted_crossing_is_found_and_covered():
+def test_a_planted_crossing_is_found_where_it_is():
     found = [one for seed in range(60) for one in crossovers(world(0.008, seed))]
     worth = [one for one in found if one.verdict == "worth it"]
     assert len(worth) >= 54
-    assert np.median([one.budget for one in worth]) == pytest.approx(4e12, rel=0.1)
-    covered = [(one.lo or 0.0) <= 4e12 * 1.015 and one.hi >= 4e12 * 0.985 for one in worth]
-    assert sum(covered) >= 0.88 * len(worth)
+    assert np.median([one.budget for one in worth]) == 8e12
+    assert sum(one.budget < 8e12 for one in worth) <= 6 and not [one for one in worth if one.budget < 4e12]
+
+
+def test_a_depth_that_is_worse_everywhere_is_not_worth_it():
+    found = [one for seed in range(30) for one in crossovers(world(0.008, seed, crossing=None))]
+    sure = [one for one in found if one.verdict == "not worth it" and one.budget == 1.6e13]
+    assert len(sure) >= 28 and not [one for one in found if one.verdict == "worth it"]
+
+
+def equal_depths(n_depths: int, rng: np.random.Generator, n_seeds: int = 4) -> pd.DataFrame:
+    """Depths with one curve at four budgets; a seed moves all of its runs, and the runs of a depth are branches of one
+    trunk, of which they have half of their variance."""
+    shift_S = rng.normal(0, 0.01, n_seeds)
+    trunk_DS, own_DBS = rng.normal(0, 0.01, (n_depths, n_seeds)), rng.normal(0, 0.01, (n_depths, 4, n_seeds))
+    return rows_of(
+        (
+            4 * 2**d,
+            "baseline",
+            s,
+            C,
+            1 + 0.5 * (C / 4e12) ** -0.3 + shift_S[s] + trunk_DS[d, s] + own_DBS[d, b, s],
+            None,
+        )
+        for d in range(n_depths)
+        for b, C in enumerate(BUDGETS[:4])
+        for s in range(n_seeds)
+    )
+
+
+@pytest.mark.parametrize("n_draws", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_depths", [2, 3, 6])
+def test_equal_depths_are_neither_worth_their_cost_nor_not(n_depths, n_draws):
+    """The rates of draws with such a verdict on any depth. With one significant budget of several enough, uncorrected,
+    'not worth it' was false in .13, .25 and .63 of draws."""
+    draws = [
+        {one.verdict for one in crossovers(equal_depths(n_depths, np.random.default_rng([n_depths, i])))}
+        for i in range(n_draws)
+    ]
+    false = {verdict: np.mean([verdict in found for found in draws]) for verdict in ("worth it", "not worth it")}
+    print(f"{n_depths} depths: {false}")
+    assert max(false.values()) <= (22 / 300 if n_draws == 300 else 0.15)
+
+
+def tuned_depths(seed: int) -> pd.DataFrame:
+    """Rows of `runs`: two depths with one curve over lr at one budget, .16 nat at a step from the best, and noise of
+    .01, so that two tuning seeds often choose a neighbour of the best lr."""
+    rng, rows = np.random.default_rng(seed), []
+    for n_layers in (4, 16):
+        best = 1.5 + rng.uniform(-0.5, 0.5)
+        tuning = {(k, s): 1 + 0.16 * (k - best) ** 2 + rng.normal(0, 0.01) for k in range(4) for s in (101, 102)}
+        chosen = min(range(4), key=lambda k: tuning[k, 101] + tuning[k, 102])
+        fresh = {(chosen, s): 1 + 0.16 * (chosen - best) ** 2 + rng.normal(0, 0.01) for s in range(6)}
+        for (k, s), loss in (tuning | fresh).items():
+            role = "rejected" if k != chosen else "tuning" if s > 100 else "best"
+            facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role, "val_loss": loss}
+            config = config_of(n_layers=n_layers, lr=0.0015 * 2**k, seed=s)
+            rows.append((config, facts | {"train_flops": 1e12}))
+    return runs_frame(rows)
 
 
 def test_the_choice_of_lr_counts():
-    """Worse by .05 in every seed, with a standard error of .04 by the choice of lr on both sides together."""
-    rows = world(0.001, 0, crossing=None)
-    assert [one.verdict for one in crossovers(rows)] == ["not worth it"]
-    assert [one.verdict for one in crossovers(rows.assign(lr_variance=0.04**2 / 2))] == ["not known"]
-
-
-def test_an_absent_crossing_is_not_found():
-    """A depth that is worse everywhere is not worth it up to the largest budget; equal depths are not known."""
-    found = [one for seed in range(30) for one in crossovers(world(0.008, seed, crossing=None))]
-    assert not [one for one in found if one.verdict == "worth it"]
-    sure = [one for one in found if one.verdict == "not worth it" and one.budget == pytest.approx(1.6e13)]
-    assert len(sure) >= 26 and crossover_text(sure[0]) == "not worth it up to 1.6e13 FLOPs"
-    alike = world(0.008, 0, crossing=None, n_seeds=30)
-    alike["n_layers"] = np.where(alike["n_layers"] == 16, 4, alike["n_layers"])  # one depth, shared out over two
-    alike = alike[alike["loss"] < 9].assign(n_layers=np.where(alike["seed"] % 2, 4, 16), seed=alike["seed"] // 2)
-    verdicts = [one.verdict for one in crossovers(alike)]
-    assert verdicts == ["not known"]
+    """Depths that differ by nothing but how well their lr was chosen: most draws would be shown without its error."""
+    whole = [tuned_depths(seed) for seed in range(40)]
+    chosen = [runs[runs["tuning"] == "best"].drop(columns=["tuning", "tuned_fields", "tuned_by"]) for runs in whole]
+    known, alone = (
+        np.mean(
+            [
+                crossovers_of_cells(cells_of(runs.assign(lr=lr), "val_loss", True))[0].verdict != "not known"
+                for runs, lr in each
+            ]
+        )
+        for each in ([(runs, runs["lr"]) for runs in whole], [(runs, 0.003) for runs in chosen])
+    )
+    assert known <= 0.1 and alone > 0.3, (known, alone)
 
 
 def test_one_budget_is_a_budget():
@@ -84,20 +148,28 @@ def test_one_budget_is_a_budget():
     runs += [(16, "baseline", s, 2.69e12, 0.4 + 0.012 * s, None) for s in range(3)]
     runs += [(32, "baseline", s, 2.71e12, 0.9 + 0.011 * s, None) for s in range(3)]
     middle, deep = crossovers(rows_of(runs))
-    assert crossover_text(middle) == "worth its cost from 2.7e12 FLOPs, the smallest budget"
-    assert crossover_text(deep) == "not worth it up to 2.7e12 FLOPs"
+    assert crossover_text(middle).startswith("worth its cost from 2.7e12 FLOPs, the only budget: at 2.7e12 FLOPs -0.29")
+    assert crossover_text(deep).startswith(
+        "not worth its cost: at 2.7e12 FLOPs +0.4"
+    ) and "against 16 layers" in crossover_text(deep)
 
 
 def test_a_depth_must_beat_every_shallower_one():
     """16 layers beat 4 and not 8."""
     level = {4: 1.0, 8: 0.5, 16: 0.7}
-    runs = [(n, "baseline", s, C, level[n] + 0.01 * s, None) for n in level for C in BUDGETS[:2] for s in range(3)]
+    noise = np.random.default_rng(0).normal(0, 0.01, (3, 2, 3))
+    runs = [
+        (n, "baseline", s, C, level[n] + noise[i, b, s], None)
+        for i, n in enumerate(level)
+        for b, C in enumerate(BUDGETS[:2])
+        for s in range(3)
+    ]
     assert [one.verdict for one in crossovers(rows_of(runs))] == ["worth it", "not worth it"]
 
 
 def test_seeds_at_one_budget_alone_do_not_take_away_those_at_all():
-    runs = world(0.0, 0)
-    more = rows_of([(n, "baseline", 20 + s, BUDGETS[0], 1.5, None) for n in (4, 16) for s in range(40)])
+    runs, noise = world(0.0005, 0), np.random.default_rng(0).normal(0, 0.0005, 40)
+    more = rows_of([(n, "baseline", 20 + s, BUDGETS[0], 1.5 + n * noise[s], None) for n in (4, 16) for s in range(40)])
     (found,) = crossovers(pd.concat([runs, more], ignore_index=True))
     assert (found.verdict, found.seeds, found.smallest) == ("worth it", 5, BUDGETS[0])
 
@@ -109,7 +181,7 @@ def test_each_budget_can_have_seeds_of_its_own():
         found += crossovers(rows.assign(seed=rows["seed"] + 10 * rows["train_flops"].rank(method="dense").astype(int)))
     worth = [one for one in found if one.verdict == "worth it" and one.seeds == 5]
     assert len(worth) >= 36 and {one.largest for one in worth} == {1.6e13}
-    assert sum((one.lo or 0.0) <= 4e12 * 1.015 and one.hi >= 4e12 * 0.985 for one in worth) >= 0.88 * len(worth)
+    assert np.median([one.budget for one in worth]) == 8e12
 
 
 def test_what_cannot_be_compared_is_not_known():

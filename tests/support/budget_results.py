@@ -11,6 +11,8 @@ import pandas as pd
 from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.cells import Cells
+from sparsedepth.store.setting import Configuration, Settings
 
 FLOPS = (1e12, 2e12, 4e12, 8e12, 1.6e13)
 
@@ -48,3 +50,29 @@ def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) ->
     return rows.assign(
         train_tokens=tokens, device="cpu", outcome="ok", effect=np.nan, effect_sd=np.nan, lr_variance=0.0
     )
+
+
+def cells_of_rows(rows: pd.DataFrame) -> Cells:
+    """The cells of such rows, at every budget; a setting is its label, and lr was not tuned."""
+    known = rows.rename(columns={"loss": "value", "train_flops": "flops", "train_tokens": "tokens"})
+    known = known.assign(
+        run_id=[f"run {number}" for number in range(len(rows))], lr=np.nan, tuning=None, role="result",
+        loss=known["value"], value=known["value"].where(known["outcome"] == "ok"),
+        diverged=known["outcome"] == "diverged",
+        changes=[*map(_changes, rows["setting"], rows["train_tokens"])],
+        setting=rows["setting"] + rows["train_tokens"].map(", train_tokens={}".format),
+    )  # fmt: skip
+    fields = sorted({name for changes in known["changes"] for name, _ in changes})
+    settings = Settings(
+        baseline=Configuration(cell_id="", tuned=frozenset(), knobs={}), varying=(), tuned=(),
+        label_fields=tuple(fields), data=(), by_depth={},
+    )  # fmt: skip
+    return Cells(
+        runs=known, rows=known, settings=settings, outcome="val_loss", unit="nat/token", n_tuning=0, tuned=(),
+        tuned_by=frozenset(),
+    )  # fmt: skip
+
+
+def _changes(setting: str, tokens: int) -> frozenset[tuple[str, object]]:
+    fields = [] if setting == "baseline" else [tuple(setting.split("="))]
+    return frozenset([*fields, ("train_tokens", tokens)])

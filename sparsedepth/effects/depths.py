@@ -1,0 +1,110 @@
+"""Depths of one setting at one budget, in one fit: what `effects`, both questions, `scaling depth` and figures compare.
+
+    value(depth) = the optimum of its curve over lr, where lr was tuned (`effects.fit`); else the mean over seeds
+
+A seed is one block over all depths, and the noise is that of each depth, moderated over depths. Budgets are training
+FLOPs; those within MATCHED of each other are one."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, fit_with_curves
+from sparsedepth.effects.fit import Fit, fit_of
+from sparsedepth.effects.verdict import Distribution, Side
+from sparsedepth.quantities import sign
+from sparsedepth.store.search import MATCHED
+from sparsedepth.store.setting import BUDGET
+from sparsedepth.words.values import assignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingDepths:
+    cells: Mapping[int, CellRuns]
+    """By n_layers, ascending; each has results."""
+    depths: Mapping[int, Depth]
+    """With their other settings."""
+    is_tuned: bool
+    """Whether lr was tuned by this outcome."""
+    field: str
+    """The tuned field; '' without tuning."""
+    sign: int
+    """1 where a higher outcome is better."""
+
+    @cached_property
+    def curves(self) -> tuple[list[int], Fit | None]:
+        """The depths that were run at several lr, and their fit."""
+        tuned = {depth: cell for depth, cell in self.cells.items() if self.is_tuned and cell.tried[1:]}
+        return [*tuned], fit_with_curves([*tuned.values()], self.sign) if tuned else None
+
+    @cached_property
+    def means(self) -> tuple[list[int], Fit | None]:
+        """The depths, and the fit of their results without a curve."""
+        return [*self.cells], fit_of([cell.results for cell in self.cells.values()])
+
+    def contrast(self, deep: int, shallow: int) -> tuple[Distribution, float] | None:
+        """The value of one depth minus that of another, and the share of its variance that the second has; None where
+        no seeds connect the two, or there is no noise to judge by."""
+        for order, fitted in (self.curves, self.means):
+            if fitted is not None and {deep, shallow} <= {*order}:
+                numbers = order.index(deep), order.index(shallow)
+                if len({*fitted.group_C[[*numbers]]}) == 1:
+                    return fitted.effect(*numbers), fitted.share_of_baseline(*numbers)
+        return None
+
+    def side(self, depth: int) -> Side:
+        """What may withhold a verdict on a depth."""
+        cell, edge = self.cells[depth], self.cells[depth].edge if self.is_tuned else ""
+        lr = f"{self.field} {cell.lr:g}" if self.field else ""
+        return Side(name=f"{depth} layers", lr=lr, edge=edge, outside=self._outside(depth))
+
+    def _outside(self, depth: int) -> float:
+        """The probability that the optimum lies beyond the values tried, by the fit of all settings of the depth."""
+        at, name = self.depths[depth], self.cells[depth].setting
+        has_curve = at.has_curves and name in at.order and at.fitted is not None
+        return float(at.fitted.values.outside_C[at.order.index(name)]) if has_curve else 0.0
+
+    def lr_variance(self, depth: int) -> float:
+        """Of the results' mean about the outcome at the best lr."""
+        order, fitted = self.curves
+        return float(fitted.values.choice_C[order.index(depth)]) if fitted and depth in order else 0.0
+
+
+def depths_of_baseline(cells: Cells) -> SettingDepths:
+    """The baseline at every depth of these cells that has a result."""
+    return depths_of(cells, cells.depths, {BASELINE})
+
+
+def depths_of(cells: Cells, depths: Sequence[Depth], names: Collection[str]) -> SettingDepths:
+    """A setting at these depths; its names, which have the budget where there are several."""
+    own = {at.depth: next((at.cells[name] for name in names if name in at.cells), None) for at in depths}
+    with_results = {depth: cell for depth, cell in own.items() if cell and cell.results}
+    return SettingDepths(
+        cells=with_results, depths={at.depth: at for at in depths}, is_tuned=cells.is_tuned, field=cells.field,
+        sign=sign(cells.outcome),
+    )  # fmt: skip
+
+
+def with_budgets(cells: Cells) -> pd.DataFrame:
+    """The rows of cells of all budgets, with their budget [FLOPs], and `name`, the setting without it: 'baseline',
+    'depth_scale=lns'."""
+    fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
+    names = {changes: _named(fields, dict(changes)) for changes in {*cells.rows["changes"]}}
+    return cells.rows.assign(budget=budgets_of(cells.rows), name=cells.rows["changes"].map(names))
+
+
+def budgets_of(rows: pd.DataFrame) -> pd.Series:
+    """The budget of each row of `Cells.rows` [FLOPs]; a run that diverged stopped early, and has that of its cell."""
+    return budget_of(rows.groupby(["n_layers", "setting"])["flops"].transform("max"))
+
+
+def budget_of(flops: pd.Series) -> pd.Series:
+    """Of budgets that are one, each within MATCHED of the next, the lowest [FLOPs]."""
+    ordered = flops.dropna().sort_values()
+    return ordered.groupby((ordered.pct_change() > MATCHED).cumsum()).transform("first").reindex(flops.index)
+
+
+def _named(fields: Sequence[str], changes: Mapping[str, object]) -> str:
+    return ", ".join(assignment(name, changes[name]) for name in fields if name in changes) or BASELINE
