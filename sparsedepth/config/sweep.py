@@ -11,6 +11,7 @@ the seeds that chose it."""
 
 import functools
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -319,6 +320,15 @@ def read_definition(results: Path) -> SweepDefinition | None:
         return None
     state = path.stat()
     return _read(path, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def readable_definition(results: Path) -> SweepDefinition | None:
+    """The definition for what only shows a folder; None, with a warning, also for one of another version."""
+    try:
+        return read_definition(results)
+    except ValueError as error:
+        warnings.warn(f"{error}. The folder's runs are read without it", stacklevel=2)
+        return None
 
 
 @functools.lru_cache(maxsize=16)

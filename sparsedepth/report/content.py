@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import Caution, LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
@@ -26,7 +26,7 @@ from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
-from sparsedepth.store.search import search_of
+from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.chain import evidence_lines, link_heading
@@ -173,7 +173,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[Page
     causes = Counter(("diverged", str(cause)) for cause in diverged["diverged_cause"].fillna("cause unknown"))
     for folder in folders:
         if (folder / "work").is_dir() or is_pack(folder):
-            states = scan(folder, read_definition(folder))
+            states = scan(folder, next(iter(definitions_of([folder])), None))
             causes.update((run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED)
     columns = [("runs", ""), ("state", ""), ("cause", "")]
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common())), causes.total()

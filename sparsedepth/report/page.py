@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from sparsedepth import quantities
-from sparsedepth.config.sweep import read_definition
+from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, Progress, default_figure, drawable, silent
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
@@ -96,7 +96,7 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, 
     package = files("sparsedepth.report")
     scripts = ("tables.js", "reload.js") if live and live["seconds"] else ("tables.js",)
     script = "".join((package / name).read_text() for name in scripts)
-    definitions = [definition for folder in folders if (definition := read_definition(folder))]
+    definitions = [definition for folder in folders if (definition := readable_definition(folder))]
     environment = Environment(
         loader=PackageLoader("sparsedepth.report", "."),
         autoescape=True,

@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -30,8 +30,8 @@ from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_in, is_complete, parse_marker
 from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
-from sparsedepth.store.schema import TABLES
-from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, stored_run, utf8
+from sparsedepth.store.schema import KEYS, TABLES
+from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run, utf8
 from sparsedepth.words.plain_text import counted
 
 T = TypeVar("T")
@@ -55,6 +55,12 @@ class DamagedPack(DamagedRun):
     """A pack whose files differ from those it was written with."""
 
     what, fix = "pack", "copy the pack again from where it was made"
+
+
+class OldPack(DamagedPack):
+    """A pack of a version whose tables this one cannot read."""
+
+    state, fix = "is of another version", "pack its results folder again with this version, or read it with that one"
 
 
 def is_pack(folder: Path) -> bool:
@@ -108,7 +114,11 @@ class Pack:
     def rows(self) -> Rows:
         """The rows of the views, with the columns of the version that wrote them."""
         views = self._checked(f"{ROWS}.parquet", lambda: stored_rows.open_views(self.folder, self.index))
-        return Rows(runs=self.runs, tables=views)
+        keyed = {
+            view: replace(rows, keys=("run_id", *KEYS[view])) if isinstance(rows, StoredTable) else rows
+            for view, rows in views.items()
+        }
+        return Rows(runs=self.runs, tables=keyed)
 
     def places(self, kind: str) -> list[str]:
         """The places of the records of a kind, such as EVALS."""
@@ -167,7 +177,8 @@ class Pack:
         try:
             return read()
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
-            raise DamagedPack(self.folder, name, " ".join(str(error).split())[:200]) from None
+            kind = OldPack if isinstance(error, stored_rows.OtherColumns) else DamagedPack
+            raise kind(self.folder, name, " ".join(str(error).split())[:200]) from None
 
 
 # Records, in folders and packs

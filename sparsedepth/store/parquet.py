@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from sparsedepth.quantities.quantity import Column, Table
 from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.pages import decoded_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS
 from sparsedepth.words.plain_text import one_line
 
@@ -48,9 +49,14 @@ def parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
         raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({one_line(error)})") from None
 
 
-def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
-    """These columns of a Parquet file, or of some of its row groups. Raises as `check_within`."""
+def read_within(
+    file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None, encoded: Sequence[str] = ()
+) -> pa.Table:
+    """These columns of a Parquet file, or of some of its row groups; texts in `encoded` as dictionaries. Raises as
+    `check_within`."""
     parquet = check_within(file, names, groups)
+    if encoded:
+        parquet = pq.ParquetFile(file, read_dictionary=[*encoded])
     groups = range(parquet.metadata.num_row_groups) if groups is None else groups
     return parquet.read_row_groups([*groups], [*names], use_threads=False)
 
@@ -72,9 +78,10 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
                 continue
             if inner:
                 raise ValueError(f"has nested values in {name}")
-            n_bytes += max(chunk.total_uncompressed_size, chunk.num_values * max(width, 8))
+            decoded = decoded_bytes(file, chunk)
+            n_bytes += max(decoded, chunk.num_values * max(width, 8))
             if chunk.physical_type == "BYTE_ARRAY":  # each value at most a whole chunk
-                texts[name] = texts.get(name, 0) + chunk.num_values * chunk.total_uncompressed_size
+                texts[name] = texts.get(name, 0) + chunk.num_values * decoded
     if n_rows > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
     if n_bytes <= limit < n_bytes + sum(texts.values()):
@@ -83,6 +90,26 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
     if n_bytes > limit:
         raise ValueError(f"would take {n_bytes / 1e6:,.0f} MB in memory, and at most {limit / 1e6:,.0f} MB are read")
     return parquet
+
+
+def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:
+    """Raises ValueError for two rows with the same keys, numbers or dictionaries of texts: a run would count twice."""
+    import numpy as np  # slow to import, and rarely needed
+
+    code_N, n_codes = np.zeros(len(rows), dtype=np.int64), 1
+    for name in keys if len(rows) else ():
+        column = rows[name].unify_dictionaries().combine_chunks()
+        values = column.indices if isinstance(column, pa.DictionaryArray) else column
+        value_N = values.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        least, most = int(value_N.min()), int(value_N.max())
+        if n_codes * (most - least + 1) >= 2**62:
+            code_N, value_N = (np.unique(each_N, return_inverse=True)[1] for each_N in (code_N, value_N))
+            n_codes, least, most = int(code_N.max()) + 1, 0, int(value_N.max())
+        code_N = code_N * (most - least + 1) + (value_N - least)
+        n_codes *= most - least + 1
+    in_order_N = np.sort(code_N)
+    if (in_order_N[1:] == in_order_N[:-1]).any():
+        raise ValueError(f"has two rows of equal {', '.join(keys)}")
 
 
 def _text_bytes(values: pa.Array) -> int:

@@ -31,7 +31,15 @@ from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
-from sparsedepth.store.parquet import arrow_schema, check_within, codec_of, empty_table, read_within, table_bytes
+from sparsedepth.store.parquet import (
+    arrow_schema,
+    check_within,
+    codec_of,
+    empty_table,
+    read_within,
+    refuse_twice,
+    table_bytes,
+)
 from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
 from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
 from sparsedepth.store.subject import ImportedRun
@@ -45,11 +53,17 @@ READABLE = frozenset({VERSION, "a93173b6111e"})
 """Versions in which a column means what it means now. Files of others are not used: the rows are made again from the
 records. Columns that left are not read, those that came since are filled (`completed`)."""
 
-MAX_INDEX_BYTES = 100_000_000
 GROUP_ROWS = 2**20
 
 MARKER_COLUMNS = ("marker_sha256", "summary_sha256")
 """Columns of runs.parquet that the view does not have."""
+
+
+class OtherColumns(ValueError):
+    """A file of another version, which lacks a column."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"has no column {name} of this version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +103,15 @@ class StoredTable:
     file: pa.NativeFile
     schema: pa.Schema
     groups: range
+    keys: tuple[str, ...] = ()
+    """No two rows may have the same values of these; not checked without."""
 
     def part(self, schema: pa.Schema, groups: range | None = None) -> "StoredTable":
         """Some columns, and all or some row groups. Raises ValueError where there are no such."""
         types = dict(zip(self.schema.names, self.schema.types, strict=True))
         for field in schema:
             if types.get(field.name) != field.type:
-                raise ValueError(f"has no column {field.name} of this version")
+                raise OtherColumns(field.name)
         groups = self.groups if groups is None else groups
         if groups.start < 0 or groups.stop > self.groups.stop:
             raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
@@ -107,15 +123,22 @@ class StoredTable:
 
         try:
             check_within(self.file, self.schema.names, self.groups)
+            self._check_keys()
         except ValueError as error:
-            raise ValueError(f"{str(self.path)!r} {error}; copy it again from where it was made") from None
+            raise ValueError(f"{str(self.path)!r} {error}; pack its results folder again") from None
         text = ds.ParquetReadOptions(dictionary_columns={"run_id", "metric"})
         fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file).subset(row_group_ids=[*self.groups])
         schema = pa.schema([fragment.physical_schema.field(name) for name in self.schema.names])
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
+        self._check_keys()
         return read_within(self.file, self.schema.names, self.groups)
+
+    def _check_keys(self) -> None:
+        if self.keys:
+            texts = [name for name in self.keys if pa.types.is_string(self.schema.field(name).type)]
+            refuse_twice(read_within(self.file, self.keys, self.groups, texts), self.keys)
 
 
 @dataclass(frozen=True)
@@ -201,10 +224,10 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
 
 def read_index(folder: Path) -> dict[str, Any]:
     """The index. Raises ValueError or OSError where it is missing or invalid."""
-    index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
-    if not isinstance(index, dict) or not all(isinstance(index.get(name), dict) for name in ("files", "views")):
+    index = parse_json(read_regular(folder / INDEX))
+    if not isinstance(index, dict) or not all(isinstance(index.get(name, {}), dict) for name in ("files", "views")):
         raise ValueError("is not an index of tables")
-    return index
+    return {"files": {}, **index}
 
 
 def open_file(folder: Path, index: Mapping[str, Any], name: str) -> StoredTable | None:
@@ -243,14 +266,16 @@ def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
 
 def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
     """All views but `runs`, from one open file. Raises as `open_file` does."""
-    file = open_file(folder, index, ROWS)
     views: dict[Table, pa.Table | LazyTable] = {view: empty_table(view_schema(view)) for view in TABLES}
-    if file is None:
-        return views
-    for view in TABLES:
-        first, end = index["views"].get(view, (0, 0))
-        if (stored := file.part(view_schema(view), range(first, end))).groups:
-            views[view] = stored
+    if "views" in index:
+        file = open_file(folder, index, ROWS)
+        ends = {view: index["views"].get(view, (0, 0)) for view in TABLES}
+        stored = [(view, file, range(first, end)) for view, (first, end) in ends.items()]
+    else:  # 0.1.0 wrote a file for each
+        stored = [(view, open_file(folder, index, view), None) for view in TABLES]
+    for view, file, groups in stored:
+        if file and (part := file.part(view_schema(view), groups)).groups:
+            views[view] = part
     return views
 
 
@@ -263,7 +288,7 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
         return runs.select(schema.names)
     fields, later = RunConfig.model_fields, {"plugins", *(column.name for column in quantities.RUNS)}
     if missing := [field.name for field in absent if field.name not in fields and field.name not in later]:
-        raise ValueError(f"has no column {missing[0]} of this version")
+        raise OtherColumns(missing[0])
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
     known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
     filled = rows_table(known, pa.schema(absent))

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.config.sweep import SweepDefinition, readable_definition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
@@ -238,7 +238,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
 
 
 def _read(folder: Path) -> _FolderRows:
-    definition = read_definition(folder)
+    definition = readable_definition(folder)
     damaged = list[DamagedRun]()
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     objectives = definition.objectives if definition else (objective,)

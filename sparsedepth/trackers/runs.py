@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.sweep import read_definition
+from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import open_regular, write_json
 from sparsedepth.outside import SECONDS, in_child
 from sparsedepth.run.lease import hold
@@ -93,7 +93,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
         raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     if project and name == "tensorboard":
         raise ValueError(f"--project {project!r}: tensorboard has no projects; leave it out")
-    definition = read_definition(results)
+    definition = readable_definition(results)
     project = project or (definition.name if definition else results.resolve().name)
     try:
         return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
@@ -138,7 +138,7 @@ def _errors_of(name: str) -> Generator[None]:
 
 
 def has_unfinished_runs(results: Path) -> bool:
-    states = scan(results, read_definition(results))
+    states = scan(results, readable_definition(results))
     return any(state.state in ("running", "interrupted", "planned") for state in states)
 
 

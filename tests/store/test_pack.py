@@ -20,6 +20,7 @@ from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
 from sparsedepth.store.packs import DamagedPack, open_pack, pack
+from sparsedepth.store.pages import decoded_bytes
 from sparsedepth.store.run_record import check_place, save_measured
 from sparsedepth.store.subject import MeasuredModel
 
@@ -168,6 +169,35 @@ def test_columns_that_came_since_are_filled(packed):
     assert completed["val_loss"].equals(older["val_loss"])
 
 
+def as_of_0_1_0(pack: Path) -> None:
+    """A file for each view, as 0.1.0 wrote them, and its own columns of `runs`."""
+    index, rows = json.loads((pack / "pack.json").read_text()), pq.ParquetFile(pack / "rows.parquet")
+    for view, (first, end) in index.pop("views").items():
+        table = rows.read_row_groups([*range(first, end)])
+        pq.write_table(table.select(stored_rows.view_schema(view).names), pack / f"{view}.parquet")
+    (pack / "rows.parquet").unlink()
+    runs = pq.read_table(pack / "runs.parquet")
+    pq.write_table(runs.append_column("n_streams", pa.nulls(len(runs), pa.int64())), pack / "runs.parquet")
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pack.glob("*.parquet")}
+    (pack / "pack.json").write_text(json.dumps({**index, "version": "e3a37a583fd5", "files": files}))
+
+
+def test_a_pack_of_0_1_0_is_read(packed):
+    before = rows_of(packed)
+    as_of_0_1_0(packed)
+    assert rows_of(packed) == before
+
+
+def test_a_pack_that_lacks_a_column_is_of_another_version(packed):
+    as_of_0_1_0(packed)
+    index, layers = json.loads((packed / "pack.json").read_text()), packed / "layers.parquet"
+    pq.write_table(pq.read_table(layers).drop_columns(["metric"]), layers)
+    index["files"]["layers.parquet"] = hashlib.sha256(layers.read_bytes()).hexdigest()
+    (packed / "pack.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedPack, match=r"is of another version: rows.parquet has no column metric .*; pack its"):
+        rows_of(packed)
+
+
 @pytest.mark.parametrize("name", ["runs.parquet", "rows.parquet", "records.parquet", "pack.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "link"])
 def test_damage_is_named(packed, tmp_path, name, damage):
@@ -279,9 +309,96 @@ def test_a_small_file_that_decodes_to_much_is_refused_before(packed, name, monke
         opened = open_pack(packed)
         opened.files(opened.stored_runs[0].place).read("layers.parquet")
     if name == "rows.parquet":
-        refused = r"rows.parquet' would take 4\d MB in memory, and at most \d+ MB are read; copy it again"
+        refused = r"rows.parquet' would take 4\d MB in memory, and at most \d+ MB are read; pack its results folder"
         with open_store(packed) as store, pytest.raises(ValueError, match=refused):
             store.sql("select * from layers")
+
+
+def zigzag(number: int) -> bytes:
+    """As Thrift's compact protocol writes it."""
+    septets = [(2 * number) >> shift & 127 for shift in range(0, max((2 * number).bit_length(), 1), 7)]
+    return bytes([*(septet | 128 for septet in septets[:-1]), septets[-1]])
+
+
+@pytest.mark.parametrize("codec", ["brotli", "zstd", "gzip"])
+def test_a_footer_that_claims_less_than_its_pages_hold_is_not_believed(packed, codec, monkeypatch):
+    """4 MB in a kilobyte, which the footer calls 10 bytes."""
+    monkeypatch.setattr(parquet, "MAX_DECODED", 10**6)
+    path = packed / "runs.parquet"
+    rows = pq.read_table(path).slice(0, 1)
+    place = rows.schema.get_field_index("packages")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(["x" * 4 * 10**6]))
+    pq.write_table(rows, path, compression=codec, use_dictionary=False, write_statistics=False)
+    content, claimed = path.read_bytes(), pq.read_metadata(path).row_group(0).column(place).total_uncompressed_size
+    true, lie = zigzag(claimed), bytes([20 | 128, *[128] * (len(zigzag(claimed)) - 2), 0])
+    assert content.count(true) >= 1 and len(content) < 200_000
+    put(packed, "runs.parquet", rows)
+    path.write_bytes(content.replace(true, lie))
+    index = json.loads((packed / "pack.json").read_text())
+    index["files"]["runs.parquet"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (packed / "pack.json").write_text(json.dumps(index))
+    assert pq.read_metadata(path).row_group(0).column(place).total_uncompressed_size == 10
+    with pytest.raises(DamagedPack, match=r"runs.parquet would take \d+ MB in memory, and at most \d+ MB are read"):
+        open_pack(packed)
+
+
+def test_the_pages_of_a_file_take_what_its_footer_says(packed, tmp_path):
+    """Without their headers, of which a dictionary page has one too."""
+    numbers = [*range(3000)]
+    table = pa.table({"a": [number / 7 for number in numbers], "b": [*map(str, numbers)], "c": [None, *numbers[1:]]})
+    for codec in ("zstd", "brotli", "gzip"):
+        for version in ("1.0", "2.0"):
+            pq.write_table(
+                table, tmp_path / "t.parquet", compression=codec, data_page_version=version, data_page_size=999
+            )
+            with pa.OSFile(str(tmp_path / "t.parquet")) as file:
+                (group,) = [pq.read_metadata(file).row_group(0)]
+                for column in range(3):
+                    chunk = group.column(column)
+                    assert (
+                        0.7 * chunk.total_uncompressed_size < decoded_bytes(file, chunk) < chunk.total_uncompressed_size
+                    )
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, '{"files":' * 10**5, "{" + '"files": {}, "views": {"layers": [0, 1e99]}}']
+)
+def test_a_nested_or_odd_index_is_one_line(packed, text):
+    (packed / "pack.json").write_text(text)
+    with pytest.raises(DamagedPack, match="is damaged") as told:
+        open_pack(packed).rows()
+    assert "\n" not in str(told.value)
+
+
+def test_a_row_that_is_twice_in_a_pack_is_refused(results, tmp_path):
+    """Of any view; its run would count twice, or its layer within a run."""
+    pack(results, tmp_path / "pack")
+    rows, index = tmp_path / "pack" / "rows.parquet", json.loads((tmp_path / "pack" / "pack.json").read_text())
+    whole = {view: pq.ParquetFile(rows).read_row_groups([*range(*groups)]) for view, groups in index["views"].items()}
+    for view, table in whole.items():
+        for doubled in (pa.concat_tables([table, table]), pa.concat_tables([table.slice(0, 1), table])):
+            put(tmp_path / "pack", "rows.parquet", doubled)
+            changed = json.loads((tmp_path / "pack" / "pack.json").read_text())
+            (tmp_path / "pack" / "pack.json").write_text(json.dumps({**changed, "views": {view: [0, 1]}}))
+            with (
+                open_store(tmp_path / "pack") as store,
+                pytest.raises(ValueError, match="has two rows of equal run_id"),
+            ):
+                store.sql(f"select count(*) from {view}")
+            with pytest.raises(ValueError, match="has two rows of equal run_id"):
+                pack(tmp_path / "pack", tmp_path / "again")
+
+
+def test_keys_of_any_size_are_told_apart():
+    """Also where their product is no 64-bit number."""
+    values = [0, 2**62, -(2**62), 5, None]
+    rows = pa.table(
+        {"run_id": pa.array(["a", "b", "a", "b", "a"]).dictionary_encode(), "step": values, "layer": values}
+    )
+    parquet.refuse_twice(rows, ("run_id", "step", "layer"))
+    with pytest.raises(ValueError, match="two rows of equal run_id, step, layer"):
+        parquet.refuse_twice(pa.concat_tables([rows, rows.slice(1, 1)]), ("run_id", "step", "layer"))
+    parquet.refuse_twice(rows.slice(0, 0), ("run_id",))
 
 
 def test_an_earlier_version_is_called_so(results, tmp_path):
