@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test sentences smoke image audit slow mutants chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test sentences smoke image audit exports slow mutants chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -60,6 +60,19 @@ image:
 # The packages of `make smoke` against known holes, where a database of advisories can be reached.
 audit:
 	@$(PYTHON) .ci/audit
+
+# A run of each exported family, read by the installed transformers and by the last release of version 4, which many
+# engines are built on, in an environment of its own: torch and what else it lacks come from the first by a .pth file.
+EXPORTS = build/exports
+SITE = -c "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+exports: install
+	rm -rf $(EXPORTS)
+	PYTHONPATH=.:tests $(PY) tests/exports_elsewhere.py write $(EXPORTS)
+	$(PY) tests/exports_elsewhere.py read $(EXPORTS)
+	$(PY) -m venv $(EXPORTS)/venv
+	$(EXPORTS)/venv/bin/pip install -q --no-compile 'transformers==4.57.*'
+	$(PY) $(SITE) > $$($(EXPORTS)/venv/bin/python $(SITE))/zz_torch.pth
+	$(EXPORTS)/venv/bin/python tests/exports_elsewhere.py read $(EXPORTS)
 
 slow: install
 	$(PY) -m pytest -m "slow or gpu"

@@ -20,7 +20,8 @@ def export(
 
     exported = export_run(run, out)
     print(f"written: {exported.folder}, a {exported.family} model of transformers")
-    print(f"logits differ by {', '.join(f'{value:.1e} on {name}' for name, value in exported.parity.items())}")
+    parity = ", ".join(f"{value:.1e} on {name}" for name, value in exported.parity.items())
+    print(f"logits differ by {parity}, in transformers {exported.transformers}")
     for note in exported.notes:
         print(f"note: {note}")
 

@@ -49,6 +49,8 @@ class Exported:
     parity: dict[str, float]
     """the largest difference of a logit between exported model and run, both in fp32, by name of the input"""
     notes: tuple[str, ...]
+    transformers: str
+    """the version that was compared"""
 
 
 def export(run: Path, out: Path) -> Exported:
@@ -82,7 +84,9 @@ def export(run: Path, out: Path) -> Exported:
             )
         versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
         write_text(unfinished / "README.md", export_card(record, target, parity, versions))
-    return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
+    return Exported(
+        folder=out, family=target.family, parity=parity, notes=target.notes, transformers=versions["transformers"]
+    )
 
 
 def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id: int) -> None:
@@ -103,8 +107,10 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id:
     with errors_of_system():
         exported.save_pretrained(folder)
     values = read_json(folder / CONFIG)
-    if theta := (values.get("rope_parameters") or {}).get("rope_theta"):
-        write_json(folder / CONFIG, {**values, "rope_theta": theta})  # where version 4 and other engines read it
+    of_version_4 = {"rope_theta": (values.get("rope_parameters") or {}).get("rope_theta")}  # and of other engines
+    if target.family == "qwen3_moe":
+        of_version_4["num_experts"] = values["num_local_experts"]
+    write_json(folder / CONFIG, {**values, **of_version_4})
     for path in weight_files(folder):  # safetensors makes them readable for the owner only
         shutil.copymode(folder / CONFIG, path)
 

@@ -40,8 +40,8 @@ def export_card(
             f'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in ({kinds}))',
         ),
         "## Parity with the run",
-        "Largest difference of a logit between this folder, loaded again, and the run's own model, in fp32, "
-        "relative to the largest logit of its sequence, or to 1: "
+        f"Largest difference of a logit between this folder, loaded again by transformers {versions['transformers']}, "
+        "and the run's own model, in fp32, relative to the largest logit of its sequence, or to 1: "
         f"{', '.join(f'{value:.1e} on {name}' for name, value in parity.items())}.",
         "\n".join(f"- {note}." for note in exported.notes),
         "## Scores",

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 from support.run_folders import loud_run, write_task
 
 TEXT = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
@@ -12,7 +13,8 @@ METRICS = {"metric_list": [{"metric": "bits_per_byte"}]}
 def test_export_says_what_it_made_and_refuses_in_one_line(tmp_path, command):
     run = loud_run(tmp_path, depth_scale="lns")
     out, err = command("export", run, "-o", tmp_path / "out")
-    assert "a llama model" in out and "logits differ by" in out and "LayerNorm Scaling" in out and err == ""
+    assert "a llama model" in out and "LayerNorm Scaling" in out and err == ""
+    assert "logits differ by" in out and f", in transformers {transformers.__version__}\n" in out
     _, err = command("export", run, "-o", tmp_path / "out", code=2)
     assert "not an empty folder" in err and err.count("\n") == 1
     _, err = command("export", loud_run(tmp_path, norm="deepnorm"), "-o", tmp_path / "other", code=2)

@@ -61,6 +61,9 @@ def test_the_folder_holds_what_others_need(exported):
     assert [path.name for path in found.folder.parent.iterdir() if path.name.startswith(".")] == []
     config = json.loads((found.folder / "config.json").read_text())
     assert config["model_type"] == found.family == family and "auto_map" not in config
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "where version 4 reads it"
+    assert config.get("num_experts") == 4 or family not in ("qwen2_moe", "qwen3_moe", "olmoe")
+    assert f"transformers {transformers.__version__}" in (found.folder / "README.md").read_text()
     assert 0 <= max(found.parity.values()) <= TOLERANCE
     _, front, body = (found.folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(front)["logit_parity"] == max(found.parity.values())
