@@ -197,6 +197,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
         except Exception as error:
             told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"the model cannot be run on these inputs ({told}); give them as it takes them") from error
+        hooks.close()
         if [layer for layer, *_ in seen] != [*range(1, probed.n_layers + 1)]:
             order = ", ".join(f"{layer}" for layer, *_ in seen[:8])
             raise ValueError(f"the blocks of {name!r} run in the order {order or '(none)'} of their list; {pass_on}")
@@ -207,26 +208,30 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
                 told = f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream"
                 raise ValueError(f"{told}; {pass_on}")
             probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
-        own = [x for _, x, _ in seen[:1]] + [_first(out) for *_, out in seen]
-        if bad := [layer for layer, x_BTD in enumerate(own) if not x_BTD.isfinite().all()]:
-            raise ValueError(f"the model computes NaN or infinity after block {bad[0]}; check its weights and inputs")
-        x_BTD = probed.embed(tokens_BT)
-        probed.stream_width = x_BTD.shape[-1]
-        for layer in range(probed.n_layers + 1):
-            told = f"block {layer} of {name!r} computes something else when it is called with the stream alone"
-            told = f"{told}: it reads more, such as earlier blocks or the tokens; it cannot be measured"
-            try:
-                x_BTD = probed.block(layer, own[layer - 1].float()) if layer else x_BTD
-            except Exception as error:  # what it reads is of the shape of another batch
-                raise ValueError(told) from error
-            if not _agree(x_BTD, own[layer], own[layer].dtype):
-                raise ValueError(told)
-        probed.vocab_size = 1
+        x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][1], *(_first(out) for *_, out in seen)])
         if probed.head is not None:
             if (n_words := _n_logits(probed, x_BTD, _logits_of(returned))) is None:
                 raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
             probed.vocab_size = n_words
     return x_BTD.shape[1]
+
+
+def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Sequence[Tensor]) -> Tensor:
+    """x_L, block by block as measures call them. Raises ValueError where one differs from the module's `own` pass."""
+    if bad := [layer for layer, x_BTD in enumerate(own) if not x_BTD.isfinite().all()]:
+        raise ValueError(f"the model computes NaN or infinity after block {bad[0]}; check its weights and inputs")
+    x_BTD = probed.embed(tokens_BT)
+    probed.vocab_size, probed.stream_width = 1, x_BTD.shape[-1]
+    for layer in range(probed.n_layers + 1):
+        told = f"block {layer} of {name!r} computes something else when it is called with the stream alone"
+        told = f"{told}: it reads more, such as earlier blocks or the tokens; it cannot be measured"
+        try:
+            x_BTD = probed.block(layer, own[layer - 1].float()) if layer else x_BTD
+        except Exception as error:  # what it reads is of the shape of another batch
+            raise ValueError(told) from error
+        if not _agree(x_BTD, own[layer], own[layer].dtype):
+            raise ValueError(told)
+    return x_BTD
 
 
 def _n_logits(probed: ProbedModule, x_BTD: Tensor, own: Tensor | None) -> int | None:
