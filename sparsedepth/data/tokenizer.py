@@ -11,6 +11,7 @@ import socket
 import sys
 import urllib.parse
 import urllib.request
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +34,8 @@ _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.json", "
 MAX_JSON_BYTES, MAX_TOKENIZER_BYTES = 10_000_000, 500_000_000
 UNREACHABLE = "the hub does not answer, and its local cache has no such tokenizer"
 _END = "<|endoftext|>"
+_SAMPLE = "the cat sat on the mat"
+"""A text of which a tokenizer knows a part."""
 
 
 class Encoder(Protocol):
@@ -232,16 +235,26 @@ def _snapshot(name: str) -> Path:
 
 
 def _converted(name: str, folder: Path) -> FastTokenizer:
-    """A tokenizer of older files, which transformers converts."""
-    from transformers import AutoTokenizer
+    """A tokenizer of older files, which transformers converts by the class that the configuration names: with a
+    warning, and refused where that class does not read these files, which transformers does not tell."""
+    from transformers import AutoTokenizer, __version__
+    from transformers.utils import logging
 
+    auto: Any = AutoTokenizer
+    place, verbosity = str(folder), logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
     try:
-        place = str(folder)
-        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=True)
+        loaded: Any = auto.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=True)
+        ids = {*loaded.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids} - {loaded.unk_token_id}
     except Exception:  # each kind of file raises its own
-        reason = f"it has no {TOKENIZER_FILE}, and its other files do not tell its kind: copy the model's there"
-        raise _not_loadable(name, reason) from None
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if loaded is None or backend is None:
-        raise ValueError(f"tokenizer={name!r} has no fast version (tokenizer.json); convert it, or name another")
+        loaded = ids = None
+    finally:
+        logging.set_verbosity(verbosity)
+    if not ids:
+        told = f"tokenizer={name!r} has no {TOKENIZER_FILE}, and transformers cannot make it of the other files"
+        fix = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        raise ValueError(f"{told}; put the model's there, or make it where the tokenizer works: {fix}")
+    by = f"transformers {__version__} made it as {type(loaded).__name__}"
+    warnings.warn(f"tokenizer={name!r} has no {TOKENIZER_FILE}: {by}; other versions may make another", stacklevel=2)
+    backend = loaded.backend_tokenizer
     return FastTokenizer(backend, _end_of(name, backend, {"eos_token": loaded.eos_token}, {}))

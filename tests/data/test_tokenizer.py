@@ -184,3 +184,35 @@ def test_the_end_of_a_document_is_the_configurations(folder, files, eod):
         return
     tokenizer = make_tokenizer(str(folder), nothing(), 20)
     assert tokenizer.eod == eod and tokenizer.encode(["cat"]) == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("GPT2Tokenizer", "made it as GPT2Tokenizer"),
+        ("LlamaTokenizer", None),
+        ("BertTokenizer", None),
+        ("ByT5Tokenizer", None),
+        (None, None),
+    ],
+)
+def test_a_folder_without_tokenizer_json_is_told_of_or_refused_in_one_line(bpe, tmp_path, kind, told):
+    """Files of GPT-2 under classes of others: transformers makes tokenizers that know no word, and says nothing."""
+    bpe._backend.model.save(str(tmp_path))
+    settings = {"tokenizer_class": kind, "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: each for key, each in settings.items() if each}))
+    if told is None:
+        fix = r"put the model's there, or make it where the tokenizer works: AutoTokenizer\.from_pretrained"
+        with pytest.raises(ValueError, match=rf"has no tokenizer.json, and .*; {fix}"):
+            make_tokenizer(str(tmp_path), nothing(), 300)
+        return
+    with pytest.warns(UserWarning, match=rf"has no tokenizer.json: transformers \d.* {told}"):
+        made = make_tokenizer(str(tmp_path), nothing(), 300)
+    assert (made.encode(TEXTS[:3]), made.eod) == (bpe.encode(TEXTS[:3]), bpe.eod)
+
+
+def test_a_folder_of_settings_alone_is_no_tokenizer(tmp_path):
+    """Of which transformers makes one that knows nothing but [UNK]."""
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}')
+    with pytest.raises(ValueError, match=r"has no tokenizer.json, and"):
+        make_tokenizer(str(tmp_path), nothing(), 300)

@@ -239,7 +239,7 @@ def test_advice_on_a_tokenizer_works(saved, model, tmp_path):
         measured(model, tmp_path)
     (model / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1}))
     (model / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(ValueError, match=r"other files do not tell its kind: copy the model's there"):
+    with pytest.raises(ValueError, match=r"cannot make it of the other files; put the model's there"):
         measured(model, tmp_path)
     shutil.copy(saved / "tokenizer.json", model)
     with pytest.raises(ValueError, match=r"no end-of-sequence token.*set eos_token in its tokenizer_config\.json"):
