@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sparsedepth.cli import option
 from sparsedepth.files import MARKER
 
 
@@ -37,7 +38,7 @@ def import_(
     ],
     map_file: Annotated[Path, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")],
     out: Annotated[Path, typer.Option("-o", "--out", help="new results folder")],
-    deadline: Annotated[float, typer.Option(min=1.0, help="seconds in which a further run must be read")] = 60.0,
+    deadline: option.Deadline = 60.0,
 ) -> None:
     """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
     from sparsedepth.cli.input_file import read_input

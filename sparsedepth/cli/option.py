@@ -90,6 +90,7 @@ Format = Annotated[
     str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
 OutFile = Annotated[Path | None, typer.Option("-o", "--out", callback=_writable, help="write the output to this file")]
+Deadline = Annotated[float, typer.Option(min=1.0, help="seconds in which a further part of a file must be read")]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps")]

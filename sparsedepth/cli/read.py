@@ -312,6 +312,7 @@ def judge(
     column: Annotated[list[str] | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None,
     format: option.Format = None,
     out: option.OutFile = None,
+    deadline: option.Deadline = 60.0,
 ) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
@@ -323,7 +324,7 @@ def judge(
     pairs = [text.partition("=") for text in column or []]
     if wrong := [name for name, equals, value in pairs if not (name and value)]:
         raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
-    found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant)
+    found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant, deadline)
     write(_text(judgement_lines(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
 

@@ -37,6 +37,7 @@ class FitOptions:
         str | None, typer.Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
     ] = None
     bootstrap: Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")] = 500
+    deadline: option.Deadline = 60.0
 
     def compute(self) -> "Report":
         """The law fitted to the points. Raises ValueError for points that do not determine it."""
@@ -45,7 +46,8 @@ class FitOptions:
         from sparsedepth.scaling.report import Report
 
         law = law_of(self.fixed or [], self.without or [])
-        found = points.exclude_highest(points.read_points(self.source, self.where, self.cluster), self.exclude_highest)
+        every = points.read_points(self.source, self.where, self.cluster, self.deadline)
+        found = points.exclude_highest(every, self.exclude_highest)
         law_fit = fit_law(found, law)
         boot = refitted(law_fit, self.bootstrap) if self.bootstrap else None
         names = points.other_differences(self.source, self.where) if self.source.is_dir() else []

@@ -243,11 +243,13 @@ def _converted(name: str, folder: Path) -> FastTokenizer:
     auto: Any = AutoTokenizer
     place, verbosity = str(folder), logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
+    loaded: Any = None
+    ids = set[int]()
     try:
-        loaded: Any = auto.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=True)
+        loaded = auto.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=True)
         ids = {*loaded.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids} - {loaded.unk_token_id}
     except Exception:  # each kind of file raises its own
-        loaded = ids = None
+        pass
     finally:
         logging.set_verbosity(verbosity)
     if not ids:

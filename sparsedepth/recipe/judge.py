@@ -22,6 +22,7 @@ from scipy.special import ndtr
 
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
+from sparsedepth.outside import SECONDS
 from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
@@ -74,10 +75,15 @@ class Judgement:
 
 
 def judge(
-    path: Path, columns: Mapping[str, str] | None = None, baseline: str | None = None, variant: str | None = None
+    path: Path,
+    columns: Mapping[str, str] | None = None,
+    baseline: str | None = None,
+    variant: str | None = None,
+    deadline: float = SECONDS,
 ) -> Judgement:
-    """The verdicts, of all variants or of one. Raises ValueError, one line."""
-    names, runs, notes = _read(path, columns or {})
+    """The verdicts, of all variants or of one; `deadline`: seconds without progress in which the table must be read.
+    Raises ValueError, one line."""
+    names, runs, notes = _read(path, columns or {}, deadline)
     baseline, variant = _baseline(runs, baseline and by_value(baseline)), variant and by_value(variant)
     others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
     if not others:
@@ -162,10 +168,10 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     return {name: found[name] for name in NAMES if name in found}
 
 
-def _read(path: Path, given: Mapping[str, str]) -> tuple[dict[str, str], pd.DataFrame, Sequence[str]]:
+def _read(path: Path, given: Mapping[str, str], seconds: float) -> tuple[dict[str, str], pd.DataFrame, Sequence[str]]:
     """The columns that are read; a row per run, in an order of its own: variant, seed, loss (NaN: diverged), budget,
     throughput; and what was done to names and values. Raises ValueError for rows that are no runs."""
-    texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())])
+    texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())], seconds)
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
         for column in (names[kind] for kind in NUMBERS if kind in names):

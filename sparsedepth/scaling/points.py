@@ -23,6 +23,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, cells_of, depth_of, fit_with_curves, read_runs
 from sparsedepth.effects.depths import budget_of, budgets_of
 from sparsedepth.effects.verdict import Distribution
+from sparsedepth.outside import SECONDS
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
@@ -40,7 +41,9 @@ LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
-def read_points(source: Path, where: str | None = None, cluster: str | None = None) -> pd.DataFrame:
+def read_points(
+    source: Path, where: str | None = None, cluster: str | None = None, seconds: float = SECONDS
+) -> pd.DataFrame:
     """The points of a table with COLUMNS, or of a results folder's finished runs.
 
     `where`: an SQL condition over the columns of `runs`, for a folder only. `cluster`: comma-separated columns; points
@@ -53,7 +56,7 @@ def read_points(source: Path, where: str | None = None, cluster: str | None = No
     elif where is not None:
         raise ValueError(f"where={where!r} is a condition over runs, and {str(source)!r} is not a results folder")
     else:
-        points = _from_table(source, names)
+        points = _from_table(source, names, seconds)
     return _checked(points, str(source))
 
 
@@ -107,14 +110,14 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     return points if is_shared else points.drop(columns="cluster")
 
 
-def _from_table(source: Path, cluster: list[str]) -> pd.DataFrame:
+def _from_table(source: Path, cluster: list[str], seconds: float) -> pd.DataFrame:
     def chosen(have: Sequence[str]) -> list[str]:
         if missing := [name for name in (*COLUMNS[1:], *cluster) if name not in have]:
             told = f"{str(source)!r} has no column {', '.join(missing)}; its columns are {', '.join(have[:12])}"
             raise ValueError(told)
         return [name for name in have if name in (*COLUMNS, *cluster)]
 
-    texts = read_texts(source, chosen)
+    texts = read_texts(source, chosen, seconds)
     have = texts.names
     values = [quoted(name) if name in have else "NULL" for name in COLUMNS]
     with open_table(texts) as table:

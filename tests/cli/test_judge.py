@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from sparsedepth.recipe.judge import find_columns, greatest_of, judge
+from sparsedepth.scaling.points import read_points
+from sparsedepth.store import table_file
 
 
 def table(path, draw, effects, seeds=4, **more):
@@ -277,3 +279,18 @@ def test_it_says_what_it_used(command, tmp_path):
         "such as 'name'" in " ".join(out.split())
     )
     assert judge(budgets(path, seeds=(0, 1, 2))).used == "6 of 18 runs, 12 at budgets that are not compared"
+
+
+def test_a_table_has_as_long_as_it_is_given(command, tmp_path, monkeypatch):
+    """Seconds without progress, as the message of its end advises."""
+    path, given = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0]), []
+    read = table_file.in_child
+    monkeypatch.setattr(table_file, "in_child", lambda *a: given.append(a[-1]) or read(*a))
+    command("judge", path, "--deadline", 7)
+    judge(path)
+    points = tmp_path / "points.csv"
+    pd.DataFrame({"model_size": [1e6], "num_tokens": [1e8], "d_model": [64], "n_layers": [2], "loss": [3.0]}).to_csv(
+        points
+    )
+    read_points(points, seconds=9)
+    assert given == [7, 60, 9]
