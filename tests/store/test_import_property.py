@@ -1,5 +1,6 @@
 """Any table of others is a first-class results folder: every command answers it or says in a line why not, and its
-values are those of the table, whatever subset of the optional fields it states and whatever its names are."""
+values are those of the table, whatever subset of the optional fields it states and whatever its names are. So is a
+folder of runs that lack measures, all of them or some."""
 
 import math
 import random
@@ -7,7 +8,12 @@ import random
 import pandas as pd
 import pytest
 import yaml
+from support.made_up_runs import make_run
 
+from sparsedepth.config.run import RunConfig
+from sparsedepth.quantities import QUANTITIES
+from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.quantities.quantity import Quantity
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.import_table import import_table
 
@@ -75,12 +81,61 @@ def check(number: int, folder, command, asked: tuple[str, ...]) -> None:
             assert found.tolist() == expected.tolist(), name
     for name in set(OPTIONAL) - set(table) - {"outcome"}:
         assert runs[name].isna().all(), name
+    ask(number, out, command, asked)
+
+
+def ask(number: int, out, command, asked: tuple[str, ...]) -> None:
     for text in asked:
-        first, *rest = text.format(out=folder).split()
+        first, *rest = text.format(out=out.parent).split()
         said, error, code = command(first, out, *rest)
         assert code in (0, 2), (number, text, error)
-        assert code == 0 or (error.startswith("sparsedepth: error: ") and error.count("\n") == 1), (number, text, error)
+        last = error.splitlines()[-1] if error else ""  # after progress
+        assert code == 0 or last.startswith("sparsedepth: error: "), (number, text, error)
         assert "Traceback" not in error and "nan" not in said.lower().split(), (number, text, said)
+
+
+def number_of(draw: random.Random, quantity: Quantity):
+    least, most = quantity.range
+    value = draw.uniform(max(least, -1.0), min(most, 4.0))
+    return round(abs(value) + 1) if quantity.type == "BIGINT" else value
+
+
+def runs_that_lack_measures(number: int, folder) -> dict[str, dict]:
+    """Runs of a grid, each with the numbers of some measures: the same, or its own; and their summaries by run."""
+    draw, made = random.Random(number), {}
+    known = [measure.name for measure in MEASURES if not measure.on_request]
+    common = draw.sample(known, draw.randrange(1, len(known)))
+    has_layers = draw.random() < 0.5
+    for depth in draw.choice([(2,), (2, 4), (2, 4, 8)]):
+        for setting in draw.choice([({},), ({}, {"depth_scale": "lns"}), ({}, {"n_kv_heads": 1}, {"norm": "peri"})]):
+            for seed in range(draw.choice([1, 2, 3])):
+                mine = draw.sample(common, draw.randrange(1, len(common) + 1)) if draw.random() < 0.3 else common
+                config = RunConfig(n_layers=depth, seed=seed, n_heads=2, measures=tuple(mine), **setting)
+                own = [each for each in QUANTITIES if each.measure in mine and each.type != "VARCHAR"]
+                summary = {each.name: number_of(draw, each) for each in own if "runs" in each.tables}
+                facts = {"params_total": 1000 * depth, "train_flops": 1e9 * depth, "tokens_trained": 10**6}
+                if is_diverged := draw.random() < 0.1:
+                    summary = {"outcome": "diverged", "diverged_step": 3, "diverged_cause": "loss is NaN"}
+                rows = [
+                    {"step": 1, "layer": layer, "metric": each.name, "value": number_of(draw, each), "n": 8}
+                    for each in own
+                    if "layers" in each.tables and not each.threshold and has_layers and not is_diverged
+                    for layer in range(1, depth + 1)
+                ]
+                run = make_run(folder, config, {**facts, **summary}, rows)
+                made[run.name] = summary
+    return made
+
+
+def check_runs(number: int, folder, command, asked: tuple[str, ...]) -> None:
+    made = runs_that_lack_measures(number, folder / "ours")
+    with open_store(folder / "ours") as store:
+        for row in store.sql("select * from runs").records():
+            own = made[row["run_id"]]
+            for quantity in QUANTITIES:
+                if quantity.measure and "runs" in quantity.tables:
+                    assert row[quantity.name] == own.get(quantity.name), (number, quantity.name)
+    ask(number, folder / "ours", command, asked)
 
 
 @pytest.fixture
@@ -101,6 +156,20 @@ def said(capsys):
 @pytest.mark.parametrize("number", range(30))
 def test_a_table_is_read_whatever_it_states(number, tmp_path, said):
     check(number, tmp_path, said, QUICK if number % 15 == 0 else ())
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_runs_are_read_whatever_they_were_measured_with(number, tmp_path, said):
+    check_runs(number, tmp_path, said, QUICK if number % 6 == 0 else ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_100_folders_of_runs_that_lack_measures_are_ranked_judged_drawn_and_reported(tmp_path, said):
+    for number in range(12, 112):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        check_runs(number, folder, said, ALL)
 
 
 @pytest.mark.slow
