@@ -194,34 +194,16 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
         except Mistakes as mistakes:
             raise ValueError(f"{map_path}: {mistakes}") from None
 
-    def used(names: Sequence[str]) -> list[str]:
+    def used(names: Sequence[str]) -> Collection[str]:
         found = {*table_map.clusters}.union(*(expression.columns for expression in parsed(names).values()))
         return [name for name in names if name in found]
 
     texts = read(source, used)
     with open_table(texts) as opened:
         try:
-            fields = parsed(texts.names)
-            if where := fields.get(WHERE):
-                try:
-                    opened.keep(where.sql)
-                except ValueError as error:
-                    raise Mistakes([f"where: {error}"]) from None
-            numbers = [number for number, _ in opened.rows("1", "texts")]
-            if not numbers:
-                raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
-            kept, values = _values(opened, numbers, table_map, fields)
-            cluster_of = opened.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
-            clusters = {
-                number: None if None in names else " ".join(map(by_value, names)) for number, *names in cluster_of
-            }
-            rows = _rows_of(kept, values, clusters, table_map.source)
+            numbers, rows = _runs_in(opened, table_map, parsed(texts.names))
         except Mistakes as error:
-            mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
-            told = f"{texts.source}: {'; '.join([*mistakes, *[f'and {n_more} more'] * (n_more > 0)])}"
-            if texts.ids:
-                told = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({texts.ids[int(row[1]) - 1]})", told)
-            raise ValueError(told) from None
+            raise _with_source(texts, error) from None
     _write(out, rows, {"table": texts.name, "table_sha256": texts.sha256}, read_regular(map_path))
     runs = [run for run, *_ in rows]
     return Imported(
@@ -233,6 +215,31 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
         unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
         notes=tuple(opened.notes),
     )
+
+
+def _runs_in(table: Table, table_map: TableMap, parsed: Mapping[str, Expression]) -> tuple[list[int], list["_Row"]]:
+    """The numbers of the rows that meet `where`, and their runs. Raises Mistakes."""
+    if where := parsed.get(WHERE):
+        try:
+            table.keep(where.sql)
+        except ValueError as error:
+            raise Mistakes([f"where: {error}"]) from None
+    numbers = [number for number, _ in table.rows("1", "texts")]
+    if not numbers:
+        raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
+    kept, values = _values(table, numbers, table_map, parsed)
+    cluster_of = table.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
+    clusters = {number: None if None in names else " ".join(map(by_value, names)) for number, *names in cluster_of}
+    return numbers, _rows_of(kept, values, clusters, table_map.source)
+
+
+def _with_source(texts: Texts, error: Mistakes) -> ValueError:
+    """The first mistakes, with the tracker's ids of the rows."""
+    n_more = len(error.mistakes) - MAX_MISTAKES
+    told = "; ".join([*error.mistakes[:MAX_MISTAKES], *[f"and {n_more} more"] * (n_more > 0)])
+    if texts.ids:
+        told = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({texts.ids[int(row[1]) - 1]})", told)
+    return ValueError(f"{texts.source}: {told}")
 
 
 _Values = dict[int, Any]
