@@ -10,6 +10,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.files import MARKER
+from sparsedepth.words.plain_text import counted
 
 
 def export(
@@ -75,7 +76,10 @@ def pack(
     if folder.resolve() in target.resolve().parents:  # its runs would be found twice
         raise ValueError(f"{str(target)!r} is inside its source {str(folder)!r}; name a folder outside with -o")
     check_place(target)
-    print(f"{target}: {write(folder, target)}")
+    n_records = write(folder, target)
+    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+    size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"
+    print(f"{target}: {counted(n_records, 'record')} in {counted(len(sizes), 'file')}, {size}")
 
 
 def sync(
@@ -103,4 +107,4 @@ def sync(
         if not repeats:
             break
         time.sleep(every)
-    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.view_command()}")
+    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.view_command}")

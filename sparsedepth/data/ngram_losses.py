@@ -30,11 +30,10 @@ def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = l
     return losses_of(source.counted(config), tick)
 
 
-def table_text(source: Source, config: RunConfig) -> str:
-    """What a bigram table reaches on the text of a run, before it is trained: of at most MOST_COUNTED of its tokens."""
+def bigram_loss_ahead(source: Source, config: RunConfig) -> float | None:
+    """Of the text of a run, before it is trained: of at most MOST_COUNTED of its tokens."""
     counted = config.model_copy(update={"train_tokens": min(config.train_tokens, MOST_COUNTED)})
-    loss = ngram_losses(source, counted)["bigram_loss"]
-    return f"a bigram table of the training text reaches {loss:.4g} nat/token; a worse model is no evidence about depth"
+    return ngram_losses(source, counted)["bigram_loss"]
 
 
 def after_tokens_of_text(held_out: Sequences, ids: np.ndarray, vocab_size: int) -> Counted:

@@ -22,7 +22,6 @@ from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.tables import PageTable, best_by_depth, table_of, table_of_effects, table_of_runs
 from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import best
-from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
@@ -31,7 +30,7 @@ from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.chain import evidence_lines, link_heading
 from sparsedepth.words.report import LINK_MEANINGS, search_sentences, summary
-from sparsedepth.words.runs import search_text
+from sparsedepth.words.runs import damage_text, search_text
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4

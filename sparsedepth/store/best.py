@@ -129,8 +129,6 @@ def best(
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
     rows = _rows(store, by, beside, depth, where)
-    for name in beside:
-        refuse_other_code(name, (row["plugins"] for row in rows if row[name] is not None))
     form = usable_form(by, rows)
     cells = _ranked(_cells(rows, form.form, beside, _incomplete(store, search)), objectives, form.form)
     planned = [] if where or search else planned_configurations(store.roots)
@@ -161,13 +159,16 @@ def best(
 
 
 def _rows(store: Store, by: str, beside: Sequence[str], depth: int | None, where: str | None) -> list[dict[str, Any]]:
-    """The runs that are ranked. Raises ValueError where there are none, with the reason."""
+    """The runs that are ranked. Raises ValueError where there are none, with the reason, and for numbers of
+    plugins of different code."""
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
     quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
     columns = dict.fromkeys((*FACTS, *CELL_FIELDS, *beside, *chain.from_iterable(map(columns_for, beside))))
     quoted = ", ".join(f'"{name}"' for name in columns)
     if rows := store.sql(f"SELECT {quoted} FROM runs WHERE {' AND '.join([*conditions, IS_CHOSEN])}").records():
+        for name in beside:
+            refuse_other_code(name, (row["plugins"] for row in rows if row[name] is not None))
         return rows
     if progress := only_tuning(store):
         raise ValueError(f"{only_tuning_text(progress)}; `best` ranks results")

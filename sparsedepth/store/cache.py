@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from sparsedepth.files import atomic_folder, digest, write_text
 from sparsedepth.store import stored_rows
-from sparsedepth.store.checksums import DamagedRun, damage_text, is_complete
+from sparsedepth.store.checksums import DamagedRun, is_complete
 from sparsedepth.store.packs import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
 from sparsedepth.store.stored_rows import Rows, StoredRun, UnreadTable, read_rows
+from sparsedepth.words.runs import damage_text
 
 CACHE_FROM = 32
 """Fewer runs need no cache."""

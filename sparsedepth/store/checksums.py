@@ -8,13 +8,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.files import MARKER, MAX_TEXT_BYTES, json_text, parse_json, read_regular, sha256, sync, write_bytes
-from sparsedepth.words.plain_text import counted, visible
 
 RUN_ID = r"[0-9a-f]{12}"
 
@@ -45,13 +44,6 @@ def collecting(damaged: list[DamagedRun] | None) -> Generator[None]:
         if damaged is None:
             raise
         damaged.append(damage)
-
-
-def damage_text(damaged: Sequence[DamagedRun]) -> str:
-    """'1 damaged run left out: ...'; '' where there is none."""
-    names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
-    more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-    return f"{counted(len(damaged), 'damaged run')} left out: {names}{more}" if damaged else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from sparsedepth.quantities import IN_RUNS, TASK_SCORE
 from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.cache import load
-from sparsedepth.store.checksums import DamagedRun, damage_text
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
-from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, refuse_functions, syntax_nodes
+from sparsedepth.store.fences import FENCES, NARROW, after, lock, read_only, refuse_functions, syntax_nodes
 from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
 from sparsedepth.store.parquet import arrow_schema, empty_table
@@ -38,7 +38,8 @@ from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_CO
 from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
 from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, earlier_points, read_tuning, tuning_columns
-from sparsedepth.words.plain_text import visible
+from sparsedepth.words.plain_text import database_line, visible
+from sparsedepth.words.runs import damage_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -363,7 +364,7 @@ def _check_rows(n_rows: int, max_rows: int) -> None:
 
 def _explain(error: duckdb.Error) -> str:
     """DuckDB's message in one line, with the names it proposes."""
-    message = re.sub(r"^\w+ Error: ", "", one_line(error))
+    message = re.sub(r"^\w+ Error: ", "", database_line(error))
     if message.startswith("Table with name"):
         message += f" Views: {', '.join((*COLUMNS, 'evals'))}"
     if message.startswith("Referenced column"):

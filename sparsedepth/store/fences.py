@@ -149,12 +149,6 @@ def refuse_functions(nodes: Iterable[dict[str, Any]], others: Collection[str] = 
             raise ValueError(f"the function {name!r} is not allowed here")
 
 
-def one_line(error: Exception) -> str:
-    """A message of DuckDB without its drawing of the position and settings that would help."""
-    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split("Try setting")[0].split())
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 @contextmanager
 def limited(seconds: float) -> Generator[None]:
     """Limits for a query with this time limit. Raises ValueError where memory ends."""

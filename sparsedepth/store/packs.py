@@ -32,7 +32,6 @@ from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
 from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run, utf8
-from sparsedepth.words.plain_text import counted
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -300,9 +299,9 @@ def read_file(folder: Path, name: str) -> bytes:
 # Packs, written
 
 
-def pack(results: Path, out: Path) -> str:
-    """Write the complete records of a results folder into the new folder `out`, atomically; returns '1 record in 4
-    files, 81.2 kB'. Raises DamagedRun, and ValueError if there is no record, or one is elsewhere than in PLACE."""
+def pack(results: Path, out: Path) -> int:
+    """Write the complete records of a results folder into the new folder `out`, atomically; returns how many. Raises
+    DamagedRun, and ValueError if there is no record, or one is elsewhere than in PLACE."""
     parts = find_runs([results])
     stored = [run for part in parts for run in part.runs]
     records = [(run.place, run.files()) for run in stored]
@@ -320,9 +319,7 @@ def pack(results: Path, out: Path) -> str:
             if path.is_file() and not path.is_symlink() and not path.name.startswith((".", "study.")):
                 shutil.copyfile(path, aside / path.name)
         write_pack(aside, rows, contents, len(records))
-    sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
-    size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"
-    return f"{counted(len(records), 'record')} in {counted(len(sizes), 'file')}, {size}"
+    return len(records)
 
 
 def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:

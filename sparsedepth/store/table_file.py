@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from sparsedepth.files import NotRegularError, read_regular, refuse_empty, unreadable
 from sparsedepth.outside import SECONDS, in_child
-from sparsedepth.store.fences import FENCES, after, limited, lock, one_line, read_only, refuse_functions, syntax_nodes
-from sparsedepth.words.plain_text import counted
+from sparsedepth.store.fences import FENCES, after, limited, lock, read_only, refuse_functions, syntax_nodes
+from sparsedepth.words.plain_text import counted, database_line
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
@@ -167,7 +167,7 @@ class Table:
             with limited(SECONDS), read_only(self.connection), after(SECONDS, self.connection.interrupt):
                 return self.connection.execute(sql).fetchall()
         except duckdb.Error as error:
-            raise ValueError(one_line(error)[:300]) from None
+            raise ValueError(database_line(error)[:300]) from None
 
 
 def quoted(name: str) -> str:
@@ -213,7 +213,7 @@ def _errors_of(source: Path | str) -> Generator[None]:
             f"{str(source)!r} cannot be read: its mapped columns need more than {limit} of memory"
         ) from None
     except (ValueError, OSError, duckdb.Error) as error:
-        raise ValueError(f"{str(source)!r} cannot be read: {one_line(error)[:300]}") from None
+        raise ValueError(f"{str(source)!r} cannot be read: {database_line(error)[:300]}") from None
 
 
 def _names(connection: duckdb.DuckDBPyConnection, content: bytes, file: str, suffix: str) -> list[str]:

@@ -18,7 +18,8 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
-from sparsedepth.trackers.runs import LoggedRun, TrackedRun, cause_of, open_database, without_password
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun, open_database
+from sparsedepth.words.plain_text import cause_of, without_password
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100
@@ -37,6 +38,7 @@ class Tracker:
         self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or own
         self.shown = without_password(self.uri)
         self.place = f"{self.shown} {experiment}"
+        self.view_command = f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
         folder.mkdir(exist_ok=True)
         try:
             if self.uri == own:
@@ -76,9 +78,6 @@ class Tracker:
             self.client.log_batch(mlflow_id, metrics=metrics[start : start + MAX_METRICS])
         status = "FAILED" if run.tags.get("outcome") == "diverged" else "FINISHED"
         self.client.set_terminated(mlflow_id, status, round(1000 * run.time_at(run.last_step)))
-
-    def view_command(self) -> str:
-        return f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
 
 
 def _runs(client: MlflowClient, experiments: list[str], filter: str = "") -> Iterator[Run]:

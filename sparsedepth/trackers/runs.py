@@ -35,6 +35,7 @@ from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.table_file import MAX_ROWS, Choose, Texts, named, read_texts
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.plain_text import cause_of, without_password
 
 PLACES = {
     "tensorboard": "a folder of event files, one folder per run",
@@ -88,7 +89,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     held()            the run_ids that it has, complete or not; None if it cannot list them
     discard(run_id)   removes a run, if it has any of it
     send(run)         stores a TrackedRun that it does not have, completely
-    view_command()    the command that shows what was sent"""
+    view_command      the command that shows what was sent"""
     if name not in PLACES:
         raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     if project and name == "tensorboard":
@@ -255,13 +256,3 @@ def open_database(path: Path) -> Generator[sqlite3.Connection]:
         if odd:
             raise ValueError(f"{path} has the {odd[0]} {odd[1]!r}, and a tracker's database has tables alone")
         yield database
-
-
-def cause_of(error: Exception) -> str:
-    """What an error says, in one line without passwords."""
-    return " ".join(without_password(str(error)).split())[:300] or type(error).__name__
-
-
-def without_password(text: str) -> str:
-    """A text whose addresses, as postgresql://user:password@host, have neither user nor password."""
-    return re.sub(r"(password=)[^&\s]+", r"\1...", re.sub(r"//[^/\s]*@", "//", text))

@@ -34,6 +34,7 @@ class Tracker:
         """`at`: the folder of event files; TensorBoard has no projects."""
         self.folder = Path(at) if at else folder / "tensorboard"
         self.place = str(self.folder)
+        self.view_command = f"tensorboard --logdir {shlex.quote(self.place)}"
 
     def held(self) -> set[str]:
         return {path.name for path in self.folder.glob("[!.]*") if path.is_dir()}
@@ -55,9 +56,6 @@ class Tracker:
                 scalars = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in values.items()]
                 writer.add_event(Event(wall_time=run.time_at(step), step=step, summary=Summary(value=scalars)))
             writer.close()
-
-    def view_command(self) -> str:
-        return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -25,6 +25,7 @@ class Tracker:
         os.environ["TRACKIO_DIR"] = str(self.folder)  # read when trackio is imported
         self.trackio = importlib.import_module("trackio")
         self.project, self.place = project, f"{self.folder} {project}"
+        self.view_command = f"TRACKIO_DIR={shlex.quote(str(self.folder))} trackio show --project {project}"
 
     def held(self) -> set[str]:
         return {run.name for run in self._runs()}
@@ -52,9 +53,6 @@ class Tracker:
             self.trackio.finish()
         if run.run_id not in self.held():
             raise ValueError(f"Trackio stored nothing in {self.folder}; name a folder that may be written (--at)")
-
-    def view_command(self) -> str:
-        return f"TRACKIO_DIR={shlex.quote(str(self.folder))} trackio show --project {self.project}"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -33,6 +33,7 @@ class Tracker:
         """`at`: the folder in which wandb makes its own, below one of the project."""
         self.folder, self.project = Path(at or folder, project).resolve(), project
         self.place = str(self.folder)
+        self.view_command = f"wandb sync {shlex.quote(self.place)}/wandb/offline-run-*   (uploads)"
 
     def held(self) -> None:
         """Unknown: `wandb sync --clean` removes uploaded runs."""
@@ -54,9 +55,6 @@ class Tracker:
             started.log(values, step=step, commit=True)  # else the last is written after the summary, over its values
         started.summary.update(run.summary)
         started.finish(exit_code=int(run.tags.get("outcome") == "diverged"))
-
-    def view_command(self) -> str:
-        return f"wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*   (uploads)"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -1,6 +1,7 @@
 """Text of messages: numbers with their nouns, durations, hints at the nearest name, lines wrapped for a terminal, and
 untrusted text made safe for it."""
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -76,3 +77,19 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def cause_of(error: Exception) -> str:
+    """What an error says, in one line without passwords."""
+    return " ".join(without_password(str(error)).split())[:300] or type(error).__name__
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses, as postgresql://user:password@host, have neither user nor password."""
+    return re.sub(r"(password=)[^&\s]+", r"\1...", re.sub(r"//[^/\s]*@", "//", text))
+
+
+def database_line(error: Exception) -> str:
+    """A message of DuckDB without its drawing of the position and settings that would help."""
+    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split("Try setting")[0].split())
+    return "".join(character if character.isprintable() else "?" for character in text)

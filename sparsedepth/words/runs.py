@@ -1,6 +1,6 @@
 """What runs have in common, or do not: who made them, with which packages, on what search."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import IN_RUNS
@@ -8,6 +8,7 @@ from sparsedepth.words.plain_text import counted, visible
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.store.checksums import DamagedRun
     from sparsedepth.store.subject import Imported
 
 
@@ -49,3 +50,10 @@ def layers_hint(outcome: str) -> str:
     if outcome not in IN_RUNS or IN_RUNS[outcome].unit != "layer":
         return ""
     return f"a better model needs more layers: `sparsedepth effects DIR --by {outcome}` compares at equal loss"
+
+
+def damage_text(damaged: "Sequence[DamagedRun]") -> str:
+    """'1 damaged run left out: ...'; '' where there is none."""
+    names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
+    more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+    return f"{counted(len(damaged), 'damaged run')} left out: {names}{more}" if damaged else ""

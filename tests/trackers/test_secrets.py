@@ -10,7 +10,7 @@ from support.run_folders import loud_run
 
 from sparsedepth.run.publish import provenance
 from sparsedepth.store import run_record
-from sparsedepth.trackers.runs import without_password
+from sparsedepth.words.plain_text import without_password
 
 ADDRESS = "postgresql://me_myself:hunter2@host/d"
 RUN = SimpleNamespace(info=SimpleNamespace(run_id="1"))

@@ -1,6 +1,13 @@
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import cause_of, database_line, without_password, wrapped
 
 
 def test_sentences_go_on_two_columns_further_in():
     assert wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
     assert wrapped(["\none two three", "four"], 9) == "\none two\n  three\nfour\n"
+
+
+def test_errors_of_others_are_one_line_without_passwords_and_drawings():
+    assert without_password("mysql://me:secret@host/db?password=x&a=1") == "mysql://host/db?password=...&a=1"
+    assert cause_of(ValueError("no\n  sqlite://a:b@c")) == "no sqlite://c" and cause_of(KeyError()) == "KeyError"
+    drawn = RuntimeError('Parser Error: at "x"\x07\n\nLINE 1: x\n        ^')
+    assert database_line(drawn) == 'Parser Error: at "x"?'

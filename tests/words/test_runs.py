@@ -1,13 +1,15 @@
 """What is said of runs, of the search they come from and of scores, from records made by hand."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import LayerMetrics
 from sparsedepth.store.setting import TuningProgress
 from sparsedepth.store.subject import Imported
 from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.differences import data_text, only_tuning_text
-from sparsedepth.words.runs import import_note, layers_hint, search_text, version_text
+from sparsedepth.words.runs import damage_text, import_note, layers_hint, search_text, version_text
 
 
 def test_packages_of_several_versions_are_named_with_their_runs():
@@ -53,3 +55,9 @@ def test_metrics_divided_by_a_small_loss_are_told():
     assert layer_metrics_caption(found, 0.1) == f" Drawn in place of affine_loss_increase {why}: affine_loss_added."
     alone = LayerMetrics({"skip_loss_increase": "skip_loss_increase"}, ["skip_loss_increase"])
     assert layer_metrics_caption(alone, 0.1) == f" No evidence {why}: skip_loss_increase."
+
+
+def test_damaged_runs_are_counted_and_the_first_five_named():
+    damaged = [DamagedRun(Path(f"runs/{number:012x}"), "summary.json", "is missing") for number in range(7)]
+    assert damage_text(damaged[:1]) == "1 damaged run left out: 000000000000 (summary.json)"
+    assert damage_text(damaged).endswith("000000000004 (summary.json) and 2 more") and damage_text([]) == ""
