@@ -11,7 +11,7 @@ the sd of an effect without the part that all share through the baseline."""
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from sparsedepth.outside import SECONDS
 from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.table_file import by_value, not_missing, number_of, open_table, quoted, read_texts
+from sparsedepth.store.table_file import Table, by_value, not_missing, number_of, open_table, quoted, read_texts
 from sparsedepth.words.judge import used_text
 from sparsedepth.words.plain_text import did_you_mean
 
@@ -91,10 +91,7 @@ def judge(
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
-    known = dict([*runs.dropna(subset="loss").groupby(["variant", "budget"])])
-    losses: dict[tuple[str, float], _Losses] = {
-        key: dict(zip(known[key]["seed"], known[key]["loss"], strict=True)) if key in known else {} for key in n_runs
-    }
+    losses = _losses_of(runs, n_runs)
     pairs = {name: _pair(losses, n_runs, name, baseline) for name in others}
     seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
@@ -110,6 +107,12 @@ def judge(
         is_paired=is_paired,
         used=_used(runs, pairs, baseline, notes),
     )
+
+
+def _losses_of(runs: pd.DataFrame, keys: Iterable[tuple[str, float]]) -> dict[tuple[str, float], "_Losses"]:
+    """(variant, budget) -> seed -> loss, of the runs that have one."""
+    known = dict([*runs.dropna(subset="loss").groupby(["variant", "budget"])])
+    return {key: dict(zip(known[key]["seed"], known[key]["loss"], strict=True)) if key in known else {} for key in keys}
 
 
 def _log_speeds(runs: pd.DataFrame, baseline: str) -> pd.Series:
@@ -174,20 +177,7 @@ def _read(path: Path, given: Mapping[str, str], seconds: float) -> tuple[dict[st
     texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())], seconds)
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
-        for column in (names[kind] for kind in NUMBERS if kind in names):
-            wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
-            if rows := table.rows(quoted(column), "texts", wrong):
-                raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
-        sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
-        found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
-    runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
-    for kind in ("variant", "budget"):
-        if kind in names and (absent := runs[kind].isna()).any():
-            raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
-    for kind in ("variant", "seed"):
-        runs[kind] = [value and by_value(value) for value in runs[kind]]
-    runs["budget"] = runs["budget"].fillna(0.0)
-    runs = runs.sort_values(["variant", "budget", "seed", "loss", "row"], ignore_index=True)
+        runs, notes = _rows(path, table, names), table.notes
     twice = runs[runs.duplicated(["variant", "budget", "seed"], keep=False)]
     if len(twice) and "seed" in names:
         first = twice.iloc[0]
@@ -207,7 +197,25 @@ def _read(path: Path, given: Mapping[str, str], seconds: float) -> tuple[dict[st
             runs = merged
     seeds = runs["seed"] if "seed" in names else runs.groupby(["variant", "budget"]).cumcount().astype(str)
     runs["seed"] = pd.factorize(seeds.fillna("-"))[0]
-    return names, runs, table.notes
+    return names, runs, notes
+
+
+def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
+    """A row per run, in order, its variant and seed by value. Raises ValueError for what is no number, or missing."""
+    for column in (names[kind] for kind in NUMBERS if kind in names):
+        wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
+        if rows := table.rows(quoted(column), "texts", wrong):
+            raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
+    sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
+    found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
+    runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
+    for kind in ("variant", "budget"):
+        if kind in names and (absent := runs[kind].isna()).any():
+            raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
+    for kind in ("variant", "seed"):
+        runs[kind] = [value and by_value(value) for value in runs[kind]]
+    runs["budget"] = runs["budget"].fillna(0.0)
+    return runs.sort_values(["variant", "budget", "seed", "loss", "row"], ignore_index=True)
 
 
 def _used(runs: pd.DataFrame, pairs: Mapping[str, "JudgedPair"], baseline: str, notes: Sequence[str]) -> str:
