@@ -177,33 +177,36 @@ def withheld(estimate: float, sides: tuple[Side, Side], sign: int = -1) -> str:
 
 def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:
     """The adjusted p-values of a family. `shared_J`: l_j^2, the baseline's share of each effect's variance."""
-    order = np.argsort(p_J, kind="stable")
+    shared_L, level_J, n_L = np.unique(shared_J, return_inverse=True, return_counts=True)
     adjusted_J = np.ones(len(p_J))
     least = 0.0
-    for i, j in enumerate(order):
-        least = max(least, _chance(float(p_J[j]), shared_J[order[i:]]))
+    for j in np.argsort(p_J, kind="stable"):
+        least = max(least, _chance(float(p_J[j]), shared_L, n_L))
         adjusted_J[j] = least
+        n_L[level_J[j]] -= 1  # those that remain
     return adjusted_J
 
 
 def level_of(shared_J: np.ndarray) -> float:
     """The p of a single effect below which a family of this size is significant."""
     low, high = ALPHA / len(shared_J), ALPHA
+    levels = np.unique(shared_J, return_counts=True)
     for _ in range(24 if len(shared_J) > 1 else 0):
         middle = (low + high) / 2
-        low, high = (low, middle) if _chance(middle, shared_J) > ALPHA else (middle, high)
+        low, high = (low, middle) if _chance(middle, *levels) > ALPHA else (middle, high)
     return high
 
 
-def _chance(p: float, shared_J: np.ndarray) -> float:
-    """The probability that the least of these p-values is at most p, without any effect."""
-    if len(shared_J) == 1:
+def _chance(p: float, shared_L: np.ndarray, n_L: np.ndarray) -> float:
+    """The probability that the least of p-values is at most p, without any effect; `n_L`: how many have each share."""
+    n = n_L.sum()
+    if n == 1:
         return p
     if p < 1e-8:  # beyond what the quadrature resolves
-        return min(p * len(shared_J), 1.0)
+        return min(p * n, 1.0)
     z = -ndtri(p / 2)
-    load_J = np.sqrt(shared_J)
-    rest_J = np.sqrt(1 - np.minimum(shared_J, 0.999))
-    upper_JX, lower_JX = (ndtr((side - load_J[:, None] * _NODES) / rest_J[:, None]) for side in (z, -z))
-    inside_JX = upper_JX - lower_JX
-    return float(np.clip(1 - inside_JX.prod(axis=0) @ _WEIGHTS, p, min(p * len(shared_J), 1.0)))
+    load_L = np.sqrt(shared_L)
+    rest_L = np.sqrt(1 - np.minimum(shared_L, 0.999))
+    upper_LX, lower_LX = (ndtr((side - load_L[:, None] * _NODES) / rest_L[:, None]) for side in (z, -z))
+    inside_LX = (upper_LX - lower_LX) ** n_L[:, None]
+    return float(np.clip(1 - inside_LX.prod(axis=0) @ _WEIGHTS, p, min(p * n, 1.0)))

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,10 +276,10 @@ def _check_rows(n: int) -> None:
 
 
 def by_value(text: str) -> str:
-    """One text for a value however its file writes it: '1' for 1.0 and 01, 'true' for True."""
-    if number := re.fullmatch(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?", text):
-        sign, whole, fraction = number.groups()
-        return "-" * (sign == "-") + whole + (f".{fraction}" if fraction else "")
+    """One text for a value however its file writes it: '1' for 1.0 and 01, '1000' for 1E+03, 'true' for True."""
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]\d{1,2})?", text):
+        number = f"{Decimal(text):f}"
+        return number.rstrip("0").rstrip(".") if "." in number else number
     return text.lower() if text.lower() in ("true", "false") else text
 
 

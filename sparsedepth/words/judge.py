@@ -59,7 +59,10 @@ def _advice(records: Sequence[Mapping[str, Any]]) -> str:
     return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"
 
 
-def used_text(n_used: int, n_runs: int, rest: Mapping[str, int], notes: Sequence[str]) -> str:
+def used_text(n_used: int, n_runs: int, rest: Mapping[str, int], is_ladder: bool, notes: Sequence[str]) -> str:
     """'10 of 12 runs, 2 without a loss'. `rest`: why -> how many others; `notes`: what was done to names and values."""
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
-    return "; ".join([", ".join(parts), *notes])
+    ladder = (
+        ["a ladder: each row is taken as a run of its own, as the model grows with the budget"] if is_ladder else []
+    )
+    return "; ".join([", ".join(parts), *ladder, *notes])

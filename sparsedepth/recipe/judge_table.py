@@ -1,0 +1,126 @@
+"""The runs of anyone's table, for `judge`: which column is what, and whether a row is a run.
+
+A row is a run where a column of seeds or of runs tells it apart. Without one, several rows of a variant may be
+evaluations of one run, and are refused; but rows at budgets that differ by more than 1%, of a model that grows with the
+budget, are a ladder: one run at each. A missing loss is a run that diverged. FLOPs within 1% are one budget, unless a
+seed has two runs there."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from sparsedepth.scaling.points import budget_of
+from sparsedepth.store.search import MATCHED
+from sparsedepth.store.table_file import Table, by_value, not_missing, number_of, open_table, quoted, read_texts
+
+NAMES = {
+    "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
+                "record", "group", "change"),
+    "seed": ("seed", "random_seed", "trial", "replicate", "rep", "run", "run_id"),
+    "loss": ("val_loss", "eval_loss", "validation_loss", "final_val_loss", "final_loss", "test_loss", "loss", "val_bpb",
+             "bpb"),
+    "budget": ("train_flops", "flops", "compute", "train_tokens", "num_tokens", "tokens", "steps"),
+    "throughput": ("tokens_per_second", "tokens_per_s", "tok_s", "tokens_s", "throughput"),
+    "size": ("params", "n_params", "num_params", "params_total", "parameters", "model_size"),
+}  # fmt: skip
+"""What a column is -> the names by which it is found, in this order."""
+NUMBERS = ("loss", "budget", "throughput", "size")
+REQUIRED = ("variant", "loss")
+RUN = ["variant", "budget", "seed"]
+
+
+class TableRuns(NamedTuple):
+    columns: Mapping[str, str]
+    """What is read -> the column it is read from."""
+    runs: pd.DataFrame
+    """A row per run, in an order of its own: variant, seed, loss (NaN: diverged), budget, throughput."""
+    notes: Sequence[str]
+    """What was done to names and values."""
+    is_ladder: bool
+
+
+def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """What is read -> its column: as given, else by the usual names. Raises ValueError."""
+    if unknown := [name for name in given if name not in NAMES]:
+        raise ValueError(f"--column {unknown[0]}=...: choose one of {', '.join(NAMES)}")
+    if absent := [name for name in given.values() if name not in header]:
+        raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
+    # '_step' of wandb counts calls of its log, and is no budget.
+    own = [name for name in header if not name.startswith("_")]
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in reversed(own)}
+    free = {name: column for name, column in plain.items() if column not in given.values()}
+    found = dict(given)
+    for kind, known in NAMES.items():
+        column = next((free[name] for name in known if name in free), None)
+        if column is not None:
+            found.setdefault(kind, column)
+    if missing := [name for name in REQUIRED if name not in found]:
+        named = f"name it with --column {missing[0]}=NAME, one of {', '.join(header[:20])}"
+        raise ValueError(f"no column is known as the {missing[0]}; {named}")
+    if re.search(r"(?<![a-z])(acc(uracy)?|score|exact_match|f1)(?![a-z0-9])", found["loss"].lower()):
+        told = f"column {found['loss']!r} is better when higher, and a loss is better when lower"
+        raise ValueError(f"{told}; add a column 'error' with 1 minus it, and give --column loss=error")
+    if "seed" in found and "size" not in given:
+        found.pop("size", None)  # it is asked for where no column tells runs apart
+    return {name: found[name] for name in NAMES if name in found}
+
+
+def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns:
+    """The runs of a table, with `given`: what is read -> its column. Raises ValueError for rows that are no runs."""
+    texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())], seconds)
+    names = find_columns(texts.names, given)
+    with open_table(texts) as table:
+        runs, notes = _rows(path, table, names), table.notes
+    is_ladder = "seed" not in names and _is_ladder(runs, path)
+    twice = runs[runs.duplicated(RUN, keep=False)]
+    if len(twice):
+        first = twice.iloc[0]
+        raise ValueError(
+            f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
+            f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
+        )
+    runs = _one_budget(runs, names)
+    runs["seed"] = pd.factorize(runs["seed"].fillna("-"))[0]
+    return TableRuns(names, runs, notes, is_ladder)
+
+
+def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
+    """A row per run, in order, its variant and seed by value. Raises ValueError for what is no number, or missing."""
+    for column in (names[kind] for kind in NUMBERS if kind in names):
+        wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
+        if rows := table.rows(quoted(column), "texts", wrong):
+            raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
+    sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
+    found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
+    runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
+    for kind in ("variant", "budget"):
+        if kind in names and (absent := runs[kind].isna()).any():
+            raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
+    for kind in ("variant", "seed"):
+        runs[kind] = [value and by_value(value) for value in runs[kind]]
+    runs["budget"] = runs["budget"].fillna(0.0)
+    return runs.sort_values([*RUN, "loss", "row"], ignore_index=True)
+
+
+def _is_ladder(runs: pd.DataFrame, path: Path) -> bool:
+    """Whether rows that no column tells apart are one run at each budget; False where each variant has one row. Raises
+    ValueError where they may be evaluations of one run."""
+    of_variants = runs.groupby("variant")
+    steps = of_variants[["budget", "size"]].pct_change()[of_variants.cumcount() > 0]
+    if len(steps) and not ((steps["budget"] > MATCHED) & (steps["size"] > 0)).all():
+        raise ValueError(
+            f"{path}: no column tells runs apart, and evaluations of one run are no seeds; name the column of seeds "
+            f"or runs with --column seed=NAME, or add one"
+        )
+    return len(steps) > 0
+
+
+def _one_budget(runs: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """The runs with FLOPs within 1% as one budget, unless these are points of one run."""
+    if not re.search("flop|compute", names.get("budget", "").lower()):
+        return runs
+    merged = runs.assign(budget=budget_of(runs["budget"]))
+    return runs if merged.duplicated(RUN).any() else merged
