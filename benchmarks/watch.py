@@ -3,7 +3,7 @@
     python benchmarks/watch.py [--pairs 5] [--layers 12] [--width 256]
 
 The share is the measurement's time over that of `every` steps: variance at every 100 (8 sequences), and variance,
-usefulness and causal score at every 1,000 (32 sequences, half of them for fitting)."""
+usefulness and causal score at every 1,000 (16 sequences, half of them for fitting)."""
 
 import argparse
 import time
@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sparsedepth as sd
 
 LENGTH, BATCH, VOCAB = 256, 8, 8192
-CASES = {("variance",): (100, 8), ("variance", "usefulness", "causal"): (1000, 32)}
+CASES = {("variance",): (100, 8), ("variance", "usefulness", "causal"): (1000, 16)}
 """Measures -> every, and sequences."""
 
 

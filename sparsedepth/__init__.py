@@ -2,9 +2,9 @@
 
     import sparsedepth as sd
 
-`sd.sweep`, `sd.train`, `sd.measure`, `sd.best`, `sd.recipe` and `sd.plot` are the commands of these names as calls, in
-`cli.calls`; `sd.open_store` is `store.connection.open_store`. Each is imported when it is first used. The first three
-and `recipe` are packages, too, and can be called: `help(sd.cli.calls)`."""
+The commands are calls: `help(sd.cli.calls)` lists them. `sd.watch` measures a model in your own training loop, with
+`sd.TrainerCallback` and `sd.LightningCallback` beside it; `sd.scale_norms` puts LNS into a model of another library;
+`sd.open_store` answers SQL. Each is imported when it is first used. Packages of these names can be called, too."""
 
 import importlib
 import sys
@@ -15,15 +15,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import inspect
 
-    from sparsedepth.cli.calls import best, measure, plot, recipe, sweep, train
+    from sparsedepth.cli.calls import (
+        ask,
+        best,
+        effects,
+        evaluate,
+        export,
+        import_runs,
+        judge,
+        measure,
+        pack,
+        plan,
+        plot,
+        query,
+        recipe,
+        report,
+        scaling,
+        status,
+        sweep,
+        train,
+    )
     from sparsedepth.store.connection import open_store
     from sparsedepth.watch.scale_norms import scale_norms
     from sparsedepth.watch.trainer import TrainerCallback
     from sparsedepth.watch.watching import watch
 
 __version__ = "0.2.0"
-__all__ = ["TrainerCallback", "best", "measure", "open_store", "plot", "recipe"]
-__all__ += ["scale_norms", "sweep", "train", "watch"]
+__all__ = ["TrainerCallback", "ask", "best", "effects", "evaluate", "export", "import_runs", "judge", "measure"]
+__all__ += ["open_store", "pack", "plan", "plot", "query", "recipe", "report", "scale_norms", "scaling", "status"]
+__all__ += ["sweep", "train", "watch"]
 _ELSEWHERE = {
     "open_store": "store.connection",
     "watch": "watch.watching",
@@ -33,7 +53,7 @@ _ELSEWHERE = {
 }
 """Name -> module, of what is no command; the last is there where Lightning is."""
 
-_PACKAGES = ("measure", "recipe", "sweep", "train", "watch")
+_PACKAGES = ("effects", "measure", "plan", "recipe", "report", "scaling", "sweep", "train", "watch")
 
 
 def _call(name: str) -> Callable[..., Any]:

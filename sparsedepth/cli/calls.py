@@ -1,20 +1,44 @@
 """The Python interface: `import sparsedepth as sd; sd.best("results/mine")`. Each call has the options of the command
-of its name as keywords, and returns what the command prints.
+of its name as keywords, and returns the record that the command prints.
 
-Progress goes to stderr. User errors (exit code 2) are ValueErrors with the same text. Several folders are a list,
-KEY=VALUE options may be a mapping, and so may the content of a YAML file. Only the command line offers `plan`,
---on slurm and `best --again`."""
+    read      best, query, ask (`query --ask`), effects, judge, recipe (`recipe derive`), scaling (`scaling fit`)
+    look      status
+    draw      plot, report
+    train     plan, train, sweep
+    models    measure, evaluate, export
+    others    import_runs (`import`), pack
+
+Rows are a QueryResult, of which `frame()` makes a DataFrame. Progress goes to stderr, nothing is printed. User errors
+(exit code 2) are ValueErrors with the same text. Several folders are a list, KEY=VALUE options may be a mapping, and so
+may the content of a YAML file. Only the command line offers --on slurm and `best --again`."""
 
 from sparsedepth.cli import option
-from sparsedepth.cli.figures import PlotCommand
+from sparsedepth.cli.evaluate import EvaluateCommand
+from sparsedepth.cli.exchange import ExportCommand, ImportCommand, PackCommand
+from sparsedepth.cli.figures import PlotCommand, ReportCommand
 from sparsedepth.cli.measure import MeasureCommand
-from sparsedepth.cli.read import BestCommand
+from sparsedepth.cli.plan import PlanCommand
+from sparsedepth.cli.read import AskCommand, BestCommand, EffectsCommand, JudgeCommand, SqlCommand
 from sparsedepth.cli.recipe import RecipeCommand
+from sparsedepth.cli.scaling import FitOptions
+from sparsedepth.cli.status import StatusCommand
 from sparsedepth.cli.train_sweep import SweepCommand, TrainCommand
 
+ask = option.call(AskCommand)
 best = option.call(BestCommand)
+effects = option.call(EffectsCommand)
+evaluate = option.call(EvaluateCommand)
+export = option.call(ExportCommand)
+import_runs = option.call(ImportCommand)
+judge = option.call(JudgeCommand)
 measure = option.call(MeasureCommand)
+pack = option.call(PackCommand)
+plan = option.call(PlanCommand)
 plot = option.call(PlotCommand)
+query = option.call(SqlCommand)
 recipe = option.call(RecipeCommand)
+report = option.call(ReportCommand)
+scaling = option.call(FitOptions)
+status = option.call(StatusCommand)
 sweep = option.call(SweepCommand)
 train = option.call(TrainCommand)

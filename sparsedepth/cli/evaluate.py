@@ -1,7 +1,9 @@
 """`sparsedepth evaluate`: a model's scores on tasks of lm-evaluation-harness."""
 
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -18,50 +20,83 @@ if TYPE_CHECKING:
     from sparsedepth.store.evals import Evaluation
 
 
-def evaluate(
-    model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
-    tasks: Annotated[list[str], typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")],
+class Evaluated(NamedTuple):
+    own: "list[Evaluation]"
+    """Of the model: of each task whole, then without layers."""
+    against: "list[Evaluation]"
+    """Of the second model."""
+
+
+Tell = Callable[["Evaluation", str], None]
+"""Gets each evaluation as soon as it is there, and where it is stored."""
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """A model's scores on tasks of lm-evaluation-harness, which are stored for `query`; stored ones are reused.
+
+    Raises ValueError for an unknown task, and a model that cannot be read."""
+
+    model: Annotated[option.ModelName, typer.Argument(help="run folder, or local Hugging Face folder")]
+    _: KW_ONLY
+    tasks: Annotated[option.NameList, typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")]
     include_path: Annotated[
-        Path | None, typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = None,
-    device: option.Device = "auto",
-    against: Annotated[str | None, typer.Option(help="second model, compared question by question")] = None,
-    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None,
-) -> None:
+        option.Folder | None,
+        typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones"),
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None
+    out: Annotated[option.Folder | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = (
+        None
+    )
+    device: option.Device = "auto"
+    against: Annotated[option.ModelName | None, typer.Option(help="second model, compared question by question")] = None
+    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None
+
+    @property
+    def ranges(self) -> list[str]:
+        return [] if self.without is None else [*dict.fromkeys(part.strip() for part in self.without.split(","))]
+
+    def compute(self, tell: Tell = lambda evaluation, note: None) -> Evaluated:
+        from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
+        from sparsedepth.probe.load import load_model
+        from sparsedepth.store.packs import refuse_pack
+        from sparsedepth.train.runtime import find_device, measuring_device
+
+        tasks = [self.tasks] if isinstance(self.tasks, str) else self.tasks
+        names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
+        if not names:
+            raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
+        out = None if self.out is None else option.path(self.out)
+        if out is not None:
+            refuse_pack(out)
+        check_harness()
+        place = measuring_device(find_device(self.device))
+        models = [str(name) for name in (self.model, self.against) if name is not None]
+        loaded, *other = [load_model(name, device=place, dtype="fp32") for name in models]
+        for layers in self.ranges:
+            layers_left(layers, loaded.probed.n_layers)
+        loaded_tasks = load_tasks(names, None if self.include_path is None else Path(self.include_path), self.limit)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        own = _evaluate(loaded, loaded_tasks, self.ranges, out, tell)
+        return Evaluated(own, _evaluate(other[0], loaded_tasks, [], out, tell) if other else [])
+
+
+@option.command
+def evaluate(given: EvaluateCommand) -> None:
     """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
     --without, also show the score lost per task."""
-    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
-    from sparsedepth.probe.load import load_model
-    from sparsedepth.store.packs import refuse_pack
-    from sparsedepth.train.runtime import find_device, measuring_device
-
-    names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
-    if not names:
-        raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
-    if out is not None:
-        refuse_pack(out)
-    check_harness()
-    place = measuring_device(find_device(device))
-    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
-    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
-    for layers in ranges:
-        layers_left(layers, loaded.probed.n_layers)
-    loaded_tasks = load_tasks(names, include_path, limit)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
-    if other:
-        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
-    if ranges:
-        _print_losses(evaluations)
+    found = given.compute(lambda evaluation, note: print(evaluation_text(evaluation, note)))
+    if given.against is not None:
+        _print_differences(found.own, found.against)
+    if given.ranges:
+        _print_losses(found.own)
 
 
 def _evaluate(
-    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
+    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None, tell: Tell
 ) -> "list[Evaluation]":
-    """A model's evaluations, stored or new; each is printed as soon as it is there."""
+    """A model's evaluations, stored or new; each is told as soon as it is there."""
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
     from sparsedepth.store.checksums import is_complete
     from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
@@ -77,11 +112,11 @@ def _evaluate(
         stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
         for folder in stored.values():
             evaluations.append(read_evaluation(folder))
-            print(evaluation_text(evaluations[-1], "stored"))
+            tell(evaluations[-1], "stored")
         for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
             evaluations.append(evaluation)
             note = "" if out is None else f"written: {save_evaluation(out, evaluation)}"
-            print(evaluation_text(evaluation, note))
+            tell(evaluation, note)
     return evaluations
 
 

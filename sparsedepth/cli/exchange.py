@@ -1,10 +1,11 @@
 """`export`, `import`, `pack` and `sync`: models and runs to and from other programs. Only `export` imports torch."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,15 +13,30 @@ from sparsedepth.cli import option
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted
 
+if TYPE_CHECKING:
+    from sparsedepth.exchange.export import Exported
+    from sparsedepth.store.import_table import Imported
 
-def export(
-    run: Annotated[Path, typer.Argument(help="folder of a complete run")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="new folder")],
-) -> None:
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """A run as a model of transformers in a new folder `out`; what was written, and how far its logits agree.
+
+    Raises ValueError for a run that cannot be expressed, and where logits differ."""
+
+    run: Annotated[option.Folder, typer.Argument(help="folder of a complete run")]
+    out: Annotated[option.Folder, typer.Option("-o", "--out", help="new folder")]
+
+    def compute(self) -> "Exported":
+        from sparsedepth.exchange.export import export as export_run
+
+        return export_run(Path(self.run), option.path(self.out))
+
+
+@option.command
+def export(given: ExportCommand) -> None:
     """Export a run as a Hugging Face model (Llama, Mixtral, ...), and check that its logits agree."""
-    from sparsedepth.exchange.export import export as export_run
-
-    exported = export_run(run, out)
+    exported = given.compute()
     print(f"written: {exported.folder}, a {exported.family} model of transformers")
     parity = ", ".join(f"{value:.1e} on {name}" for name, value in exported.parity.items())
     print(f"logits differ by {parity}, in transformers {exported.transformers}")
@@ -28,7 +44,12 @@ def export(
         print(f"note: {note}")
 
 
-def import_(
+@dataclass(frozen=True)
+class ImportCommand:
+    """Runs of others from a table or a tracker, written to the new folder `out`; how many, and what is not known.
+
+    Raises ValueError for a map or a table with mistakes, all at once."""
+
     table: Annotated[
         str,
         typer.Argument(
@@ -36,21 +57,31 @@ def import_(
             help="one run per row: .csv, .tsv, .json, .jsonl, .parquet; or a tracker's runs: wandb:PATH, mlflow:URI, "
             "tensorboard:DIR, trackio:PROJECT",
         ),
-    ],
-    map_file: Annotated[Path, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="new results folder")],
-    deadline: option.Deadline = 60.0,
-) -> None:
+    ]
+    map: Annotated[
+        option.Folder, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")
+    ]
+    out: Annotated[option.Folder, typer.Option("-o", "--out", help="new results folder")]
+    deadline: option.Deadline = 60.0
+
+    def compute(self) -> "Imported":
+        from sparsedepth.cli.input_file import read_input
+        from sparsedepth.store.import_table import import_table
+        from sparsedepth.store.run_record import check_place
+        from sparsedepth.trackers.runs import read_source
+
+        out, map_file = option.path(self.out), Path(self.map)
+        check_place(out)
+        read = partial(read_source, table_map=read_input(map_file, "import"), seconds=self.deadline)
+        return import_table(str(self.table), map_file, out, read)
+
+
+@option.command
+def import_(given: ImportCommand) -> None:
     """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
-    from sparsedepth.cli.input_file import read_input
-    from sparsedepth.store.import_table import import_table
-    from sparsedepth.store.run_record import check_place
-    from sparsedepth.trackers.runs import read_source
     from sparsedepth.words.runs import unknown_text
 
-    check_place(out)
-    table_map = read_input(map_file, "import")
-    result = import_table(table, map_file, out, partial(read_source, table_map=table_map, seconds=deadline))
+    result, out = given.compute(), given.out
     skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
@@ -64,22 +95,44 @@ def import_(
     print(f"  sparsedepth scaling fit {folder}{' --cluster run' if result.clusters < result.runs else ''}")
 
 
-def pack(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
-) -> None:
-    """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
-    from sparsedepth.store.packs import pack as write
-    from sparsedepth.store.run_record import check_place
+class Packed(NamedTuple):
+    folder: Path
+    n_records: int
+    n_files: int
+    n_bytes: int
 
-    target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
-    if folder.resolve() in target.resolve().parents:  # its runs would be found twice
-        raise ValueError(f"{str(target)!r} is inside its source {str(folder)!r}; name a folder outside with -o")
-    check_place(target)
-    n_records = write(folder, target)
-    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
-    size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"
-    print(f"{target}: {counted(n_records, 'record')} in {counted(len(sizes), 'file')}, {size}")
+
+@dataclass(frozen=True)
+class PackCommand:
+    """The complete runs of a results folder in a few files: the new folder, and what is in it.
+
+    Raises ValueError where there is no record, or one is damaged."""
+
+    folder: Annotated[option.Folder, typer.Argument(metavar="DIR", help="results folder of a finished sweep")]
+    out: Annotated[
+        option.Folder | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")
+    ] = None
+
+    def compute(self) -> Packed:
+        from sparsedepth.store.packs import pack as write
+        from sparsedepth.store.run_record import check_place
+
+        folder = Path(self.folder)
+        target = option.path(self.out or folder.resolve().with_name(f"{folder.resolve().name}.pack"))
+        if folder.resolve() in target.resolve().parents:  # its runs would be found twice
+            raise ValueError(f"{str(target)!r} is inside its source {str(folder)!r}; name a folder outside with -o")
+        check_place(target)
+        n_records = write(folder, target)
+        sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+        return Packed(target, n_records, len(sizes), sum(sizes))
+
+
+@option.command
+def pack(given: PackCommand) -> None:
+    """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
+    packed = given.compute()
+    size = f"{packed.n_bytes / 1e6:,.1f} MB" if packed.n_bytes >= 1e6 else f"{packed.n_bytes / 1e3:.1f} kB"
+    print(f"{packed.folder}: {counted(packed.n_records, 'record')} in {counted(packed.n_files, 'file')}, {size}")
 
 
 def sync(

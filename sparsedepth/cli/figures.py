@@ -94,34 +94,61 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
 
 
+@dataclass(frozen=True)
+class ReportCommand(option.FolderOptions):
+    """One HTML page of everything in results folders; returns its path. `card`: of a verified recipe.
+
+    Raises ValueError for what cannot be read, and for a card without a verification."""
+
+    out: Annotated[option.Folder, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")]
+    _: KW_ONLY
+    depth: option.RecipeDepth = None
+    objective: option.Objective = "loss"
+    card: Annotated[
+        option.Folder | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")
+    ] = None
+
+    @property
+    def page(self) -> Path:
+        """Where it is written. Raises ValueError for no page."""
+        out = option.path(self.out)
+        out = out / "report.html" if out.is_dir() else out
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
+        check_parent(out)
+        return out
+
+    @property
+    def card_path(self) -> Path | None:
+        return None if self.card is None else Path(self.card)
+
+    def compute(self) -> Path:
+        from sparsedepth.cli.run_progress import bar
+        from sparsedepth.report.page import write_report
+
+        out = self.page
+        with bar("report") as progress:
+            asked = (self.depth, self.objective, self.card_path, self.skip_damaged)
+            write_report(self.paths, out, *asked, progress)
+        return out
+
+
+@option.command
 def report(
-    folders: Annotated[list[Path], option.FOLDERS],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")],
-    depth: option.RecipeDepth = None,
-    objective: option.Objective = "loss",
-    card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
-    skip_damaged: option.SkipDamaged = False,
+    given: ReportCommand,
     watch: Annotated[
         float | None, typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
     ] = None,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
-    from sparsedepth.cli.run_progress import bar
-    from sparsedepth.report.page import write_report
-
-    if out.is_dir():
-        out /= "report.html"
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
-    check_parent(out)
+    out = given.page
     _collect_rarely()
     if watch is None:
-        with bar("report") as progress:
-            write_report(folders, out, depth, objective, card, skip_damaged, progress)
+        given.compute()
     else:
         from sparsedepth.report.page import WatchedReport
 
-        page = WatchedReport(folders, out, watch, depth, objective, card)
+        page = WatchedReport(given.paths, out, watch, given.depth, given.objective, given.card_path)
         print(
             f"{out}: rewritten every {watch:g} s until no run is left; open it in a browser (Ctrl-C to stop)",
             flush=True,

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     Folder = ModelName = Path | str
     FolderList = Folder | Sequence[Folder]
-    Names = Sequence[str] | str
+    Names = NameList = Sequence[str] | str
     Number = int | str
 else:
     Folder = Input = Path
     Settings = Axes = list[str]
     FolderList = list[Path]
+    NameList = list[str]
     ModelName = Names = Number = str
 
 Keywords = ParamSpec("Keywords")
@@ -40,12 +41,19 @@ class Command(Protocol[Result]):
 
 
 def call(record: Callable[Keywords, Command[Result]]) -> Callable[Keywords, Result]:
-    """The Python call of a command: the fields of its record are the keywords."""
+    """The Python call of a command: the fields of its record are the keywords, told with their help."""
+    fields = inspect.signature(record).parameters
+    helps = {name: getattr(metadata, "help", None) for name, each in fields.items()
+             for metadata in getattr(each.annotation, "__metadata__", ())}  # fmt: skip
 
     @functools.wraps(record, assigned=("__module__", "__doc__"), updated=())
     def computed(*values: Keywords.args, **named: Keywords.kwargs) -> Result:
         return record(*values, **named).compute()
 
+    told = "".join(f"\n{name}: {text}" for name, text in helps.items() if text)
+    computed.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n{told}"
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in fields.values()]
+    computed.__signature__ = inspect.Signature(plain)  # ty: ignore[missing-attribute]
     return computed
 
 

@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
-    """What is priced, and what it is assumed to run on."""
+    """What a sweep costs on this machine or another (`priced`), and with `pilot` or `seed_sd` the effects that it can
+    detect (`power`). Raises ValueError for what cannot be priced."""
 
     file: Annotated[
         option.Input | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")
     ] = None
     _: KW_ONLY
     calibrated: Annotated[bool, typer.Option("--calibrate", help="time real steps of each model shape")] = False
-    pilot: Annotated[Path | None, typer.Option(help="earlier results, for the noise between seeds")] = None
+    pilot: Annotated[option.Folder | None, typer.Option(help="earlier results, for the noise between seeds")] = None
     seed_sd: Annotated[float | None, typer.Option(help="instead of --pilot: that noise, such as 0.05")] = None
     effect: Annotated[float | None, typer.Option(help="with either: print the seeds needed to detect this")] = None
     on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder: also price what remains")] = None
+    out: Annotated[
+        option.Folder | None, typer.Option("-o", "--out", help="results folder: also price what remains")
+    ] = None
+
+    @property
+    def results(self) -> Path | None:
+        return None if self.out is None else option.path(self.out)
 
     def compute(self) -> "SweepPlan":
-        """Raises ValueError for what cannot be priced."""
         from sparsedepth.plan.estimate import DEVICES
         from sparsedepth.plan.tasks import Plan
 
@@ -45,9 +51,9 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         definition = self._definition()
         preflight.warn_of_unlikely_values(preflight.field_values(definition))
         if self.on in (None, "slurm"):  # another machine may have the text
-            preflight.check_corpora(preflight.field_values(definition), self.out)
+            preflight.check_corpora(preflight.field_values(definition), self.results)
         plan = Plan(definition)
-        power = detectable_effects(plan, self.pilot, self.seed_sd, self.effect)
+        power = detectable_effects(plan, None if self.pilot is None else Path(self.pilot), self.seed_sd, self.effect)
         array = self._array(plan)
         if self.on is not None and self.calibrated:
             raise ValueError(f"--on {self.on} assumes another machine; --calibrate times steps on this one")
@@ -56,9 +62,9 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         elif self.on is not None:
             setup = _setup_on(self.on, plan, self)
         else:
-            machine = machine_for(plan, self, self.out)
-            setup = pricing.local_pricing_setup(plan, machine, self.out, self.calibrated)
-        priced = pricing.priced_sweep(plan, setup, self.out)
+            machine = machine_for(plan, self, self.results)
+            setup = pricing.local_pricing_setup(plan, machine, self.results, self.calibrated)
+        priced = pricing.priced_sweep(plan, setup, self.results)
         return SweepPlan(plan=plan, priced=priced, power=power, array=array)
 
     def _definition(self) -> "SweepDefinition":
@@ -69,8 +75,8 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         file = self.file
         if not file or kind_of(content_of(file)) != "run":
             definition = definition_of(self)
-            if self.out is not None:
-                check_same_sweep(self.out, definition)
+            if self.results is not None:
+                check_same_sweep(self.results, definition)
             return definition
         if (self.pilot, self.seed_sd, self.effect) != (None, None, None):
             raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
@@ -82,7 +88,7 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         from sparsedepth.cli.on_slurm import plan_array, request_of
 
         request = request_of("slurm" if self.on == "slurm" else None, self)
-        return plan_array(plan, request, self.out) if request else None
+        return plan_array(plan, request, self.results) if request else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +157,7 @@ def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":
     def setup_of(workers: int) -> "PricingSetup":
         n_workers = workers * (groups or 1)
         setup = pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
-        return with_finished(setup, given.out, plan.expected_runs())
+        return with_finished(setup, given.results, plan.expected_runs())
 
     return setup_of(given.workers or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
 

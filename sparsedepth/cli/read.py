@@ -4,7 +4,7 @@ None imports torch. While SQL given by the user runs, the process has limits of 
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +25,8 @@ from sparsedepth.words.saved_queries import answer_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsedepth.recipe.judge import Judgement
+    from sparsedepth.report.answers import Answer
     from sparsedepth.store.best import Ranking
     from sparsedepth.store.connection import Store
 
@@ -88,6 +90,44 @@ def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_dama
         with limited(timeout):
             result = store.sql(sql)
             return encode(result.with_decimals() if format in FOR_PEOPLE else result, format)
+
+
+@dataclass(frozen=True)
+class SqlCommand(option.FolderOptions):
+    """The rows of a read-only SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, evals, of which
+    `frame()` makes a DataFrame; `sparsedepth query DIR --schema` lists the columns. `timeout` in seconds.
+
+    Raises ValueError for a query that is wrong, forbidden or beyond a limit."""
+
+    sql: str
+    _: KW_ONLY
+    timeout: float = 60.0
+
+    def compute(self) -> QueryResult:
+        from sparsedepth.store.connection import open_store
+
+        with open_store(*self.paths, time_limit=self.timeout, skip_damaged=self.skip_damaged) as store:
+            return store.sql(self.sql)
+
+
+@dataclass(frozen=True)
+class AskCommand(option.FolderOptions):
+    """The rows of a saved question's answer, as a QueryResult with `frame()`; those of 'variance' and 'depth' are
+    effects. The `sentence` of these two is what `sparsedepth query DIR --ask` begins with.
+
+    Raises ValueError for an unknown question, and where only tuning is complete."""
+
+    question: str
+
+    def compute(self) -> "Answer | QueryResult":
+        from sparsedepth.report.answers import answer
+        from sparsedepth.store import saved_queries
+        from sparsedepth.store.connection import open_store
+
+        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+            if self.question in saved_queries.FROM_EFFECTS:
+                return answer(store, self.question)
+            return saved_queries.ask(store, self.question)
 
 
 def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
@@ -197,7 +237,10 @@ def _print_verifications(folders: list[Path]) -> None:
 
 @dataclass(frozen=True)
 class EffectsCommand(option.FolderOptions):
-    """Which effects, and in what they are told."""
+    """The effect of every setting at every depth, with its interval: a QueryResult, of which `frame()` makes a
+    DataFrame; `part` 'chain': the links from sparsity to the loss; `currency` 'speedup': compute multipliers.
+
+    Raises ValueError for an unknown outcome or knob, and without results."""
 
     _: KW_ONLY
     by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None
@@ -210,6 +253,14 @@ class EffectsCommand(option.FolderOptions):
     ] = "loss"
     detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False
 
+    def compute(self) -> QueryResult:
+        from sparsedepth.store.connection import open_store
+
+        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+            found = _effects(store, self, is_text=False)
+        assert isinstance(found, QueryResult)
+        return found
+
 
 @option.command
 def effects(given: EffectsCommand, format: option.Format = None, out: option.OutFile = None) -> None:
@@ -219,28 +270,23 @@ def effects(given: EffectsCommand, format: option.Format = None, out: option.Out
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)
-    if given.currency == "speedup" and (given.part != "all" or given.detail):
-        raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
     with open_store(*given.paths, skip_damaged=given.skip_damaged) as store:
-        if given.currency == "speedup":
-            from sparsedepth.scaling.points import budget_rows
-            from sparsedepth.scaling.speedup import multipliers, speedups
-            from sparsedepth.words.scaling import speedup_lines
-
-            found = speedups(budget_rows(store, given.knob, None if given.by == "loss" else given.by))
-            content = (
-                _text(speedup_lines(multipliers(found)))
-                if format == "table"
-                else encode(QueryResult.of_frame(found), format)
-            )
-        else:
-            for_grep = out is not None or not sys.stdout.isatty()
-            content = _effects(store, given, format, for_grep)
-    write(content, out)
+        found = _effects(store, given, is_text=format == "table", for_grep=out is not None or not sys.stdout.isatty())
+    write(found if isinstance(found, bytes) else encode(found, format), out)
 
 
-def _effects(store: "Store", given: EffectsCommand, format: str, for_grep: bool) -> bytes:
-    """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
+def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: bool = False) -> QueryResult | bytes:
+    """The effects on an outcome, the links to it, or what matters in a search: rows or a text. Raises ValueError
+    without results."""
+    if given.currency == "speedup":
+        from sparsedepth.scaling.points import budget_rows
+        from sparsedepth.scaling.speedup import multipliers, speedups
+        from sparsedepth.words.scaling import speedup_lines
+
+        if given.part != "all" or given.detail:
+            raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
+        worths = speedups(budget_rows(store, given.knob, None if given.by == "loss" else given.by))
+        return _text(speedup_lines(multipliers(worths))) if is_text else QueryResult.of_frame(worths)
     from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
@@ -262,18 +308,18 @@ def _effects(store: "Store", given: EffectsCommand, format: str, for_grep: bool)
         if given.knob is not None:
             raise ValueError(f"--knob {given.knob!r} chooses effects of settings; leave it out with --part chain")
         found = cells_of(runs, outcome)
-        if format != "table":
-            return encode(chain.chain_table(chain.chain_evidence(found)), format)
+        if not is_text:
+            return chain.chain_table(chain.chain_evidence(found))
         return _text(chain_lines(chain.chain_of(found), given.detail), one_per_line=given.detail and for_grep)
     if search is None or given.knob is not None:
-        return _of_settings(runs, outcome, given, format)
+        return _of_settings(runs, outcome, given, is_text)
     of_axes = importance.by_objective(runs, search, given.by)
-    if format != "table":
-        return encode(importance.search_table(of_axes), format)
+    if not is_text:
+        return importance.search_table(of_axes)
     return _text(importance_lines(of_axes, search_text(search)), one_per_line=for_grep)
 
 
-def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, format: str) -> bytes:
+def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_text: bool) -> QueryResult | bytes:
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame
     from sparsedepth.effects.equal_loss import effects_at_equal_loss
@@ -286,8 +332,8 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, form
     usable = usable_form(outcome, scores)
     found = found.of_outcome(usable.form)
     effects = of_knob(frame.effects_frame(found), given.knob, found)
-    if format != "table":
-        return encode(QueryResult.of_frame(effects), format)
+    if not is_text:
+        return QueryResult.of_frame(effects)
     weakness = weakness_text(common_weakness(scores))
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = data_text(found.settings) if found.settings else ""
@@ -303,28 +349,40 @@ def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:
     return ("".join(f"{line}\n" for line in lines) if one_per_line else wrapped(lines)).encode()
 
 
-def judge(
+@dataclass(frozen=True)
+class JudgeCommand:
+    """The verdict on each variant in a table of runs: `verdict`, and a row for each in `table`, a QueryResult.
+
+    Raises ValueError for a table that cannot be read, columns that are not found, or a baseline that is not there."""
+
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
-    ],
-    baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None,
-    variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None,
-    column: Annotated[list[str] | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None,
-    format: option.Format = None,
-    out: option.OutFile = None,
-    deadline: option.Deadline = 60.0,
-) -> None:
+        option.Folder, typer.Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
+    ]
+    _: KW_ONLY
+    baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None
+    variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None
+    column: Annotated[option.Settings | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None
+    deadline: option.Deadline = 60.0
+
+    def compute(self) -> "Judgement":
+        from sparsedepth.recipe.judge import judge as judgement_of
+
+        given = self.column or {}
+        pairs = given.items() if isinstance(given, Mapping) else [text.partition("=")[::2] for text in given]
+        if wrong := [name for name, value in pairs if not (name and value)]:
+            raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
+        return judgement_of(Path(self.table), dict(pairs), self.baseline, self.variant, self.deadline)
+
+
+@option.command
+def judge(given: JudgeCommand, format: option.Format = None, out: option.OutFile = None) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
     Exit code 0: one is better, 3: not shown, 4: one is worse and none better."""
-    from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of
+    from sparsedepth.recipe.judge import EXIT_CODES
     from sparsedepth.words.judge import judgement_lines
 
-    format = choose_format(format, out)
-    pairs = [text.partition("=") for text in column or []]
-    if wrong := [name for name, equals, value in pairs if not (name and value)]:
-        raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
-    found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant, deadline)
+    format, found = choose_format(format, out), given.compute()
     write(_text(judgement_lines(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
 

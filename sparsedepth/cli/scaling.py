@@ -25,9 +25,12 @@ app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Which points, and which law."""
+    """The depth law fitted to the runs of a folder or a table, how the loss falls with width, depth and data: `fit`
+    with its parameters, and `doubts`. Raises ValueError for points that do not determine it."""
 
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
+    source: Annotated[
+        option.Folder, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")
+    ]
     _: KW_ONLY
     fixed: Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None
     without: Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")] = None
@@ -40,17 +43,16 @@ class FitOptions:
     deadline: option.Deadline = 60.0
 
     def compute(self) -> "Report":
-        """The law fitted to the points. Raises ValueError for points that do not determine it."""
         from sparsedepth.scaling import points
         from sparsedepth.scaling.fit_law import bootstrap as refitted, fit_law
         from sparsedepth.scaling.report import Report
 
-        law = law_of(self.fixed or [], self.without or [])
-        every = points.read_points(self.source, self.where, self.cluster, self.deadline)
+        law, source = law_of(self.fixed or [], self.without or []), Path(self.source)
+        every = points.read_points(source, self.where, self.cluster, self.deadline)
         found = points.exclude_highest(every, self.exclude_highest)
         law_fit = fit_law(found, law)
         boot = refitted(law_fit, self.bootstrap) if self.bootstrap else None
-        names = points.other_differences(self.source, self.where) if self.source.is_dir() else []
+        names = points.other_differences(source, self.where) if source.is_dir() else []
         ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
         remarks = (ignored,) if names else ()
         return Report(

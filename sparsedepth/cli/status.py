@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState, SweepSummary
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep")]
+FOLDER = typer.Argument(metavar="DIR", help="results folder of a sweep")
+Folder = Annotated[Path, FOLDER]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +81,17 @@ class SweepStatus:
 
 @dataclass(frozen=True)
 class StatusCommand:
-    folder: Folder
+    """How far a sweep is, now: `as_json()` tells it in plain values. Raises ValueError for a folder without runs."""
+
+    folder: Annotated[option.Folder, FOLDER]
 
     def compute(self) -> SweepStatus:
-        """Raises ValueError for a folder without runs of its own."""
         from sparsedepth.plan.budgets import trunk_names
 
-        summary = summary_of(self.folder)
+        folder = Path(self.folder)
+        summary = summary_of(folder)
         trunks = trunk_names([state.config for state in summary.states if state.config])
-        return SweepStatus(summary=summary, trunks=trunks, array=_array_status(self.folder, summary))
+        return SweepStatus(summary=summary, trunks=trunks, array=_array_status(folder, summary))
 
 
 @option.command

@@ -1,0 +1,5 @@
+"""Settings against the baseline, with intervals."""
+
+import sparsedepth
+
+sparsedepth.make_callable(__name__)

@@ -16,7 +16,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ MEMORY = 3 * 2**30
 
 def lock(connection: duckdb.DuckDBPyConnection) -> None:
     """Put files and network out of reach for good; no progress bar of a slow query stands in the answer on stdout."""
-    connection.execute("SET enable_progress_bar = false")
+    with suppress(duckdb.InvalidInputException):  # in a notebook without ipywidgets, where there is no bar
+        connection.execute("SET enable_progress_bar = false")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

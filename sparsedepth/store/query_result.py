@@ -35,6 +35,12 @@ class QueryResult:
         """Each row as a mapping of column to value."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
+    def frame(self) -> "pd.DataFrame":
+        """The rows as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([*self.rows], columns=[*self.columns])
+
     def first(self, n_rows: int) -> "QueryResult":
         return replace(self, rows=self.rows[:n_rows])
 

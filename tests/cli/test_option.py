@@ -54,7 +54,7 @@ def test_a_call_has_the_fields_as_keywords_and_takes_one_folder_or_several():
     call = option.call(Options)
     assert call("a", top=2) == ([Path("a")], 2) and call(["a", Path("b")]) == ([Path("a"), Path("b")], 5)
     assert list(inspect.signature(call).parameters) == ["folders", "skip_damaged", "top", "stack"]
-    assert call.__doc__ == "What it returns."
+    assert call.__doc__.startswith("What it returns.\n\nfolders: ") and "\ntop: how many\n" in call.__doc__
     with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
         call("a", tops=2)
 
