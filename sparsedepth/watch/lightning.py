@@ -1,5 +1,6 @@
-"""`LightningCallback`: `watch` in the Trainer of Lightning, under either of its package names."""
+"""`LightningCallback`: `watch` in the Trainer of Lightning, which is imported when the class is first asked for."""
 
+import functools
 import importlib
 from typing import Any
 
@@ -8,7 +9,7 @@ from sparsedepth.watch.watching import Watch, watch
 
 
 def _callback_class() -> Any:
-    """Lightning's. Raises ImportError, with both names, where neither is installed."""
+    """Lightning's, under either of its package names. Raises ImportError where neither is installed."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         try:
             return importlib.import_module(name).Callback
@@ -18,7 +19,7 @@ def _callback_class() -> Any:
     raise ImportError("Lightning is not installed; pip install lightning")
 
 
-class LightningCallback(_callback_class()):
+class _Watching:
     """`Trainer(callbacks=[sparsedepth.LightningCallback(tokens, model="model", every=..., ...)])`: the keywords of
     `watch`, and `model`, the dotted path of the model in the LightningModule ('' for itself)."""
 
@@ -44,3 +45,14 @@ class LightningCallback(_callback_class()):
         if self.watch is not None:
             self.watch(trainer.global_step, now=True)
             self.watch.close()
+
+
+@functools.cache
+def _made() -> type:
+    return type("LightningCallback", (_Watching, _callback_class()), {"__doc__": _Watching.__doc__})
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LightningCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _made()
