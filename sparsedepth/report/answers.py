@@ -13,8 +13,8 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
-from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.listing import listing, turned_at_own_lr
+from sparsedepth.effects.frame import depth_effects, setting_effects
+from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, crossovers
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -26,7 +26,7 @@ from sparsedepth.store.setting import BUDGET, only_tuning
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import data_text, only_tuning_text
-from sparsedepth.words.effects import effects_text, lr_text, nothing_text, size_text
+from sparsedepth.words.effects import lr_text, nothing_text, size_text
 from sparsedepth.words.report import (
     NEEDED,
     SHOWN,
@@ -55,8 +55,6 @@ class Answer:
     rows: QueryResult = NO_ROWS
     """For programs: the rows of the frame, exact."""
     optional: tuple[str, ...] = ()
-    whole: str = ""
-    """The text for people, where another command prints it."""
 
 
 def answer(store: Store, name: str) -> Answer:
@@ -226,15 +224,5 @@ def _as_table(rows: pd.DataFrame) -> QueryResult:
     return QueryResult.of_frame(rows[[*first, *(name for name in rows.columns if name not in first)]])
 
 
-def effects_answer(cells: Cells) -> Answer:
-    """The whole frame, as `sparsedepth effects` prints it."""
-    frame = effects_frame(cells)
-    return Answer(sentence="", rows=QueryResult.of_frame(frame), whole=effects_text(listing(frame, cells)))
-
-
-ANSWERS = {
-    "variance": variance_answer,
-    "depth": depth_answer,
-    "effects": effects_answer,
-}
+ANSWERS = {"variance": variance_answer, "depth": depth_answer}
 """Name of a saved question -> its answer from the cells of the loss."""

@@ -2,16 +2,15 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.chain import Caution, LinkEvidence, cautions, chain_evidence
+from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
@@ -29,30 +28,11 @@ from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.chain import evidence_lines, link_heading
-from sparsedepth.words.report import LINK_MEANINGS, search_sentences, summary
+from sparsedepth.words.report import LINK_MEANINGS, counts, search_sentences, summary
 from sparsedepth.words.runs import damage_text, search_text
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What the summary tells, the most important first."""
-
-    card: Card | None
-    answers: tuple[str, ...]
-    """On variance and depth."""
-    results: pd.DataFrame | None
-    """Rows of `runs`; None without trained runs."""
-    n_trained: int
-    n_models: int
-    n_effects: int
-    n_shown: int
-    largest: pd.DataFrame
-    """The effects shown on the loss at the deepest depth, the largest first."""
-    links: Sequence[LinkEvidence]
-    cautions: Sequence[Caution]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +65,10 @@ def content(
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
     search = search_of(folders) if verified is None else None
-    searched = best_proposal(store, search, folders, depth, objective) if search and trained is not None else ()
+    searched = ()
+    if search and trained is not None:
+        ranking = best(store, None if objective == "loss" else objective, depth, top=1)
+        searched = search_sentences(ranking, search_text(search), shlex.join(map(str, folders)))
     objective = loss if objective == "loss" else objective
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
     found = None if cells is None else Evidence(cells.of_outcome(objective))
@@ -100,7 +83,7 @@ def content(
     on_page |= {name for link in links for name in (link.within.cause, link.within.effect)}
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
-        summary=(*searched, *summary(findings(runs, trained, cells, card, effects, links), n_failed), *skipped),
+        summary=(*searched, *findings(runs, trained, cells, card, effects, links, n_failed), *skipped),
         card=card,
         by_depth=None if found is None else best_by_depth(found),
         runs=runs_table,
@@ -130,14 +113,6 @@ def recipe_card(
     return verified
 
 
-def best_proposal(
-    store: Store, search: SweepDefinition, folders: Sequence[Path], depth: int | None, objective: str
-) -> tuple[str, ...]:
-    """The best proposal of a search, in sentences. Raises ValueError as `best` does."""
-    ranking = best(store, None if objective == "loss" else objective, depth, top=1)
-    return tuple(search_sentences(ranking, search_text(search), shlex.join(map(str, folders))))
-
-
 def findings(
     runs: pd.DataFrame,
     trained: pd.DataFrame | None,
@@ -145,23 +120,23 @@ def findings(
     card: Card | None,
     effects: pd.DataFrame,
     links: Sequence[LinkEvidence],
-) -> Findings:
-    """What the summary tells."""
+    n_failed: int,
+) -> Iterator[str]:
+    """What the summary tells, the most important first: of the effects shown on the loss at the deepest depth, and of
+    links, a few."""
     shown = effects[effects["verdict"].isin(["lower", "higher"])]
     on_loss = shown[shown["outcome"].isin([OWN, COMMON])]
     at_depth = on_loss[on_loss["n_layers"] == on_loss["n_layers"].max()]
     judged = compared(cells) if cells else trained
-    return Findings(
-        card=card,
-        answers=(variance_answer(cells).sentence, depth_answer(cells).sentence) if card and cells else (),
-        results=trained,
-        n_trained=len(without_measured_models(runs)),
-        n_models=int(runs["model"].notna().sum()),
-        n_effects=len(effects),
-        n_shown=len(shown),
-        largest=at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY],
-        links=[link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict][:MOST_IN_SUMMARY],
-        cautions=[] if judged is None else cautions(judged),
+    return summary(
+        card,
+        (variance_answer(cells).sentence, depth_answer(cells).sentence) if card and cells else (),
+        counts(trained, len(without_measured_models(runs)), int(runs["model"].notna().sum())),
+        (len(effects), len(shown)),
+        at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY],
+        [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict][:MOST_IN_SUMMARY],
+        [] if judged is None else cautions(judged),
+        n_failed,
     )
 
 
@@ -174,15 +149,15 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[Page
         if (folder / "work").is_dir() or is_pack(folder):
             states = scan(folder, next(iter(definitions_of([folder])), None))
             causes.update((run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED)
-    columns = [("runs", ""), ("state", ""), ("cause", "")]
-    return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common())), causes.total()
+    rows = ((n, state, cause) for (state, cause), n in causes.most_common())
+    return table_of({"runs": "", "state": "", "cause": ""}, rows), causes.total()
 
 
 def table_of_methods(names: Collection[str]) -> PageTable:
     """The definition of every measured quantity on the page, with its unit."""
     on_page = [column for column in quantities.RUNS if column.name in names]
-    columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((q.name, q.unit, q.meaning, q.source or "–") for q in on_page))
+    columns = ("quantity", "unit", "definition", "source")
+    return table_of(dict.fromkeys(columns, ""), ((q.name, q.unit, q.meaning, q.source or "–") for q in on_page))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> PageTable:
@@ -198,4 +173,4 @@ def table_of_provenance(runs: pd.DataFrame) -> PageTable:
     rows.append((time, f"{seconds.sum() / 3600:.3g} h", len(runs)))
     if len(on_nodes):
         rows.append(("node hours on a cluster, lost starts included", f"{on_nodes.sum():.3g} h", len(on_nodes)))
-    return table_of([("fact", ""), ("value", ""), ("runs", "")], rows)
+    return table_of({"fact": "", "value": "", "runs": ""}, rows)

@@ -121,7 +121,7 @@ def advice_of(card: Card) -> dict[str, Any]:
     settings = recipe_table(card).without_empty()
     return {
         "rule": sentence(card),
-        "settings": table_of([(name, "") for name in settings.columns], settings.rows),
+        "settings": table_of(dict.fromkeys(settings.columns, ""), settings.rows),
         "tests": card.tests,
         "paragraph": paragraph(card),
         "page": card_html(card),

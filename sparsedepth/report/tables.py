@@ -1,7 +1,7 @@
 """Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -30,6 +30,8 @@ RESULTS = (
     *("weight_sparsity", "attention_sparsity_rel", "params_total", "params_active", "train_flops", "seconds"),
 )
 """Columns of the table of runs that are shown if any run has them."""
+REPEATS = {"params_active": "params_total", "val_loss_common": "val_loss"}
+"""Not shown where it equals the other."""
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
@@ -50,14 +52,13 @@ class PageTable(NamedTuple):
     rows: tuple[tuple[TableCell, ...], ...]
 
 
-def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> PageTable:
-    """A table from (name, meaning) of each column and plain values; a column of numbers and missing values is
-    numeric."""
+def table_of(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> PageTable:
+    """A table from its columns, name -> meaning, and plain values; a column of numbers and missing ones is numeric."""
     cells = tuple(tuple(cell(value) for value in row) for row in rows)
     known = [[row[i].key for row in cells if row[i].key != ""] for i in range(len(columns))]
     numeric = [bool(keys) and all(isinstance(key, float) for key in keys) for keys in known]
     return PageTable(
-        tuple(TableColumn(*named, is_number) for named, is_number in zip(columns, numeric, strict=True)), cells
+        tuple(TableColumn(*named, is_number) for named, is_number in zip(columns.items(), numeric, strict=True)), cells
     )
 
 
@@ -88,26 +89,20 @@ def table_of_runs(runs: pd.DataFrame) -> PageTable:
     varied = [name for name in varied if name not in NO_CHOICE]
     roles = [name for name in ("model", "tuning") if runs[name].notna().any()]
     depth = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
-    results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
+    results = [name for name in RESULTS if runs[name].notna().any()]
+    results = [name for name in results if not (name in REPEATS and runs[name].equals(runs[REPEATS[name]]))]
     names = ["run_id", *roles, *depth, *varied, "seed", "outcome", *results]
-    columns = [(name, meaning_of(name)) for name in names]
     marks = {name: reasons_by_run(name, score_rows(runs, name)) for name in names if name in SCORES}
     rows = [
         [_with_mark(value, marks[name][i]) if name in marks else value for name, value in zip(names, row, strict=True)]
         for i, row in enumerate(runs[names].itertuples(index=False))
     ]
-    return table_of(columns, rows)
+    return table_of({name: meaning_of(name) for name in names}, rows)
 
 
 def _with_mark(value: Any, reasons: Sequence[Reason]) -> TableCell:
     score = cell(value)
     return TableCell(f"{score.text} {DEGENERATE}", score.key) if reasons and score.key != "" else score
-
-
-def _repeats(runs: pd.DataFrame, name: str) -> bool:
-    """Whether a column equals another one that is shown."""
-    other = {"params_active": "params_total", "val_loss_common": "val_loss"}.get(name)
-    return other is not None and runs[name].equals(runs[other])
 
 
 def meaning_of(name: str) -> str:
@@ -125,21 +120,21 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
     tokens = cells.runs.loc[cells.rows.index, "train_tokens"]
     compared = {*zip(cells.rows["n_layers"], cells.rows["setting"], tokens, strict=True)}
     worths = {key[:2]: of for key, of in compute.items() if key in compared}  # at the budget of the effect
-    columns = [
-        ("outcome", ""),
-        ("setting", ""),
-        ("n_layers", ""),
-        ("effect", "setting minus baseline, each at its own lr where that was tuned; ×: ratio"),
-        ("95% interval", "of seeds and of the choice of lr"),
-        ("unit", ""),
-        ("verdict", f"lower or higher: adjusted p below {ALPHA} over the settings of the depth"),
-        ("detectable", f"the effect that would have been seen ({POWER:.0%} power)"),
-        *([("compute", "that the baseline needs for the same loss, over that of the setting")] if compute else []),
-        ("lr", "of the baseline, and of the setting where it differs"),
-        ("seeds", ""),
-        ("diverged", "runs of the setting that diverged"),
-        ("reason", "why a verdict was withheld"),
-    ]
+    columns = {
+        "outcome": "",
+        "setting": "",
+        "n_layers": "",
+        "effect": "setting minus baseline, each at its own lr where that was tuned; ×: ratio",
+        "95% interval": "of seeds and of the choice of lr",
+        "unit": "",
+        "verdict": f"lower or higher: adjusted p below {ALPHA} over the settings of the depth",
+        "detectable": f"the effect that would have been seen ({POWER:.0%} power)",
+        **({"compute": "that the baseline needs for the same loss, over that of the setting"} if compute else {}),
+        "lr": "of the baseline, and of the setting where it differs",
+        "seeds": "",
+        "diverged": "runs of the setting that diverged",
+        "reason": "why a verdict was withheld",
+    }
 
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
@@ -167,17 +162,17 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     frame = setting_effects(cells)
     if frame.empty or cells.settings is None:
         return None
-    columns = [
-        ("n_layers", ""),
-        ("use", "the setting shown to be best, else the baseline"),
-        ("lr", ""),
-        ("seeds", ""),
-        (cells.outcome, "mean over seeds"),
-        ("gain", "against the baseline of this depth, with its 95% interval"),
-        ("detectable", f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)"),
-        ("training FLOPs", "relative to the baseline"),
-        ("time", "relative to the baseline, as measured: depends on the load of its machine"),
-    ]
+    columns = {
+        "n_layers": "",
+        "use": "the setting shown to be best, else the baseline",
+        "lr": "",
+        "seeds": "",
+        cells.outcome: "mean over seeds",
+        "gain": "against the baseline of this depth, with its 95% interval",
+        "detectable": f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)",
+        "training FLOPs": "relative to the baseline",
+        "time": "relative to the baseline, as measured: depends on the load of its machine",
+    }
     parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}

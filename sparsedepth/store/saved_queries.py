@@ -24,7 +24,6 @@ from sparsedepth.words.plain_text import did_you_mean
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",
     "depth": "do deeper layers earn their cost, at equal tokens and at equal FLOPs?",
-    "effects": "what does each setting do to the loss at each depth (`sparsedepth effects`)?",
 }
 """Further questions, answered by `sparsedepth.report.answers` from the frame of effects."""
 SIGNAL_TO_NOISE = "signal_to_noise"

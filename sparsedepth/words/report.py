@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsedepth.effects.cells import Cells
-    from sparsedepth.effects.chain import LinkEvidence
+    from sparsedepth.effects.chain import Caution, LinkEvidence
+    from sparsedepth.recipe.card import Card
     from sparsedepth.report.answers import Answer
-    from sparsedepth.report.content import Findings
     from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.store.best import Ranking
 
@@ -37,8 +37,6 @@ LINK_MEANINGS = {
 
 def whole_answer(answer: "Answer", width: int | None = None) -> str:
     """Sentence, table and notes."""
-    if answer.whole:
-        return answer.whole
     head = wrapped([answer.sentence], width)
     table = fitted_table(answer.table, answer.optional, width).text if answer.table.rows else ""
     return f"{head}{table}\n{wrapped(answer.notes, width) if table else ''}".rstrip("\n")
@@ -172,22 +170,31 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
 # The summary
 
 
-def summary(found: "Findings", n_failed: int) -> Iterator[str]:
-    """The findings as sentences, the most important first."""
-    card = found.card
+def summary(
+    card: "Card | None",
+    answers: Sequence[str],
+    counted_runs: str,
+    n_effects: tuple[int, int],
+    largest: "pd.DataFrame",
+    links: Iterable["LinkEvidence"],
+    cautions: Iterable["Caution"],
+    n_failed: int,
+) -> Iterator[str]:
+    """The findings as sentences, the most important first. `answers`: on variance and depth; `n_effects`: all, and
+    those shown."""
     if card:
-        yield from (sentence(card), *found.answers)
+        yield from (sentence(card), *answers)
         if card.verification:
             yield f"The recipe was {verification_text(card)}."
         if card.tests:
             yield f"Tests: {'; '.join(' '.join(line.split()) for line in tests_lines(card))}."
-    yield _counts(found)
-    if found.n_effects:
-        effects = counted(found.n_effects, "effect")
-        yield f"{found.n_shown} of {effects} are shown to be lower or higher (table of effects)."
-    yield from (f"{effect_sentence(row)}." for row in found.largest.to_dict("records"))
-    yield from map(link_sentence, found.links)
-    yield from (f"{caution_line(caution)}." for caution in found.cautions)
+    yield counted_runs
+    n_all, n_shown = n_effects
+    if n_all:
+        yield f"{n_shown} of {counted(n_all, 'effect')} are shown to be lower or higher (table of effects)."
+    yield from (f"{effect_sentence(row)}." for row in largest.to_dict("records"))
+    yield from map(link_sentence, links)
+    yield from (f"{caution_line(caution)}." for caution in cautions)
     if n_failed:
         yield f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below."
 
@@ -217,12 +224,12 @@ def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[
     yield f"What each axis does: sparsedepth effects {folders}."
 
 
-def _counts(found: "Findings") -> str:
-    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
+def counts(results: "pd.DataFrame | None", n_trained: int, n_models: int) -> str:
+    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models.
+    `results`: rows of `runs`; None without trained runs."""
     parts = []
-    results = found.results
     if results is not None and results.empty:
-        parts.append(f"{counted(found.n_trained, 'run')} of tuning, and none of the results yet")
+        parts.append(f"{counted(n_trained, 'run')} of tuning, and none of the results yet")
     elif results is not None:
         finished = results[results["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted({*results["n_layers"]})))
@@ -232,6 +239,6 @@ def _counts(found: "Findings") -> str:
             f"{counted(len(finished), 'run')} of {counted(len(n_seeds), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
         )
-    if found.n_models:
-        parts.append(f"{counted(found.n_models, 'model')} measured without a known training configuration")
+    if n_models:
+        parts.append(f"{counted(n_models, 'model')} measured without a known training configuration")
     return f"{'; '.join(parts)}."

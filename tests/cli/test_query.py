@@ -45,13 +45,13 @@ def test_saved_questions_by_name(results, more):
     as_csv, _ = sparsedepth("query", results, "--ask", "--format", "csv")
     assert as_csv.splitlines()[0] == "name,question" and len(as_csv.splitlines()) == 1 + len(listed.splitlines())
     assert [line.partition(":")[0] for line in listed.splitlines()] == [
-        *QUESTIONS, "signal_to_noise", "variance", "depth", "effects"
+        *QUESTIONS, "signal_to_noise", "variance", "depth"
     ]  # fmt: skip
     assert sparsedepth("query", "--ask")[0] == listed
     out, _ = sparsedepth("query", results, more, "--ask", "seed_noise", "--format", "csv")
     found = [line.split(",")[2:4] for line in out.splitlines()]
     assert found == [["weight_decay", "seeds"], ["0.1", "2"], ["0.3", "2"]]
-    out, _ = sparsedepth("query", results, more, "--ask", "effects", "--format", "json")
+    out, _ = sparsedepth("effects", results, more, "--format", "json")
     (row,) = json.loads(out)  # params_active differ, and the other costs are stated by no run
     assert (row["setting"], row["basis"], row["seeds"]) == ("weight_decay=0.3", "none", 2)
 

@@ -143,7 +143,7 @@ def test_provenance_shows_known_facts_only(contents):
 
 
 def test_columns_are_numeric_only_if_every_known_cell_is():
-    table = table_of([("a", ""), ("b", "")], [(1, "x"), (None, 2)])
+    table = table_of({"a": "", "b": ""}, [(1, "x"), (None, 2)])
     assert [column.is_number for column in table.columns] == [True, False]
     assert [cell(value).text for value in (12_345, 1.0, 0.1 + 0.2, 2e12, True, "a\nb", float("nan"))] == [
         "12,345", "1", "0.3000", "2.000e+12", "true", "a\\nb", "–",
