@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparsedepth.config.mistakes import explain
+from sparsedepth.config.section import Fields
 from sparsedepth.files import read_regular, unreadable
 
 MAX_BYTES = 1_000_000
@@ -73,7 +74,7 @@ for _side in (_Loader, _Dumper):
     _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
 
-def yaml_text(values: Mapping[str, Any], **style: Any) -> str:
+def yaml_text(values: Fields, **style: Any) -> str:
     """YAML that `parse_yaml` reads back as these values, in their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
 
@@ -133,7 +134,7 @@ def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-def parse_settings(settings: Iterable[str] | Mapping[str, Any], option: str = "--set") -> dict[str, Any]:
+def parse_settings(settings: Iterable[str] | Fields, option: str = "--set") -> dict[str, Any]:
     """`--set key=value` pairs (from Python also a mapping), each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}."""
     if isinstance(settings, Mapping):
         return dict(settings)
@@ -162,7 +163,7 @@ def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]], option: s
     return parsed
 
 
-def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config:
+def build(model: type[Config], values: Fields, source: str) -> Config:
     """A validated config from plain values, strictly typed. Raises ValueError with all mistakes, in one line."""
     try:
         return model.model_validate_json(json.dumps(values))

@@ -2,19 +2,19 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sparsedepth.config.section import Mistakes
+from sparsedepth.config.section import Fields, Mistakes
 from sparsedepth.words.mistakes import hint, how_to_write, in_our_words, short
 
 Keys = tuple[str | int, ...]
 
 
-def explain(model: type[BaseModel], values: Mapping[str, Any], error: ValidationError) -> list[str]:
+def explain(model: type[BaseModel], values: Fields, error: ValidationError) -> list[str]:
     """All mistakes: those of single keys, then those between valid keys that mention no invalid or misspelt one."""
     errors = error.errors()
     mistakes = _key_mistakes(model, values, errors)
@@ -28,12 +28,12 @@ def explain(model: type[BaseModel], values: Mapping[str, Any], error: Validation
     return mistakes + [mistake for mistake in between if not doubtful & set(re.findall(r"\w+", mistake))]
 
 
-def field_mistakes(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
+def field_mistakes(model: type[BaseModel], values: Fields) -> list[str]:
     """The mistakes of single keys; whether the values are consistent is not checked."""
     return _key_mistakes(model, values, [details for details in _errors(model, values) if details["loc"]])
 
 
-def _errors(model: type[BaseModel], values: Mapping[str, Any]) -> list[ErrorDetails]:
+def _errors(model: type[BaseModel], values: Fields) -> list[ErrorDetails]:
     try:
         model.model_validate_json(json.dumps(values))
     except ValidationError as error:
@@ -41,7 +41,7 @@ def _errors(model: type[BaseModel], values: Mapping[str, Any]) -> list[ErrorDeta
     return []
 
 
-def _key_mistakes(model: type[BaseModel], values: Mapping[str, Any], errors: Sequence[ErrorDetails]) -> list[str]:
+def _key_mistakes(model: type[BaseModel], values: Fields, errors: Sequence[ErrorDetails]) -> list[str]:
     """One mistake per key; of a value that fits none of several types, the errors inside the nearest type."""
     by_path: dict[Keys, list[ErrorDetails]] = {}
     for details in errors:

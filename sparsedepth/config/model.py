@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sparsedepth.config.role import ANY, COMPUTES, DROPOUT, RECORD, Role, changed, roles
-from sparsedepth.config.section import WHOLE, Count, Mistakes, NonNegative, Positive, Section, check, whole_number
+from sparsedepth.config.section import (
+    WHOLE,
+    Count,
+    Fields,
+    Mistakes,
+    NonNegative,
+    Positive,
+    Section,
+    check,
+    whole_number,
+)
 
 SIZE = COMPUTES.acting("shapes")
 STREAM = COMPUTES.acting("shapes", "stream", "start")
@@ -250,7 +260,7 @@ class ModelConfig(Section):
         return self.n_layers if self.norm in ("post", "deepnorm", "keel") else 0
 
 
-def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_derived_sizes(values: Fields) -> dict[str, Any]:
     """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those, so that
     every stored run has all sizes."""
     filled = dict(values)

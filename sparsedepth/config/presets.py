@@ -7,13 +7,11 @@ Sources: 2502.05795 (LLaMA: released sizes and training scripts; OLMo and Qwen2.
 tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released configs). Where paper and release disagree,
 the preset follows the paper, and `note` has the value of the release."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparsedepth.config.section import Fields
 from sparsedepth.words.plain_text import did_you_mean
-
-Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def expand(values: Mapping[str, Any]) -> dict[str, Any]:
+def expand(values: Fields) -> dict[str, Any]:
     """`values`, with the missing fields of their preset. Raises ValueError for an unknown preset."""
     fields = dict(values)
     name = fields.pop("preset", None)

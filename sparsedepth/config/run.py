@@ -3,7 +3,7 @@
 A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
 (model, data, train, measure) are base classes, so that each part of the library takes only what it needs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from sparsedepth.config.role import (
     fields_where,
     refuse_undeclared,
 )
-from sparsedepth.config.section import WHOLE, Count, Fraction, NonNegative, Positive, Section, check
+from sparsedepth.config.section import WHOLE, Count, Fields, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
@@ -213,7 +213,7 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         return cls.filled(values) if isinstance(values, dict) else values
 
     @classmethod
-    def filled(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(cls, values: Fields) -> dict[str, Any]:
         """`values`, unchecked, with the fields of their preset and task, derived ones, and `eod` where it is known."""
         filled = presets.expand(values)
         if kind_of(filled.get("corpus")).packs_documents and filled.get("mask_documents") is None:
@@ -339,7 +339,7 @@ def check_parallel(config: RunConfig, parallel: str) -> None:
         raise ValueError("optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'")
 
 
-def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
+def stored_config(values: Fields, source: str) -> RunConfig:
     """The configuration of a stored run. Measures of earlier versions or of plugins stay in it, since `run_id` covers
     them; fields of earlier versions are left out at their defaults, which it does not cover. Raises ValueError."""
     for name, default in RETIRED_FIELDS.items():

@@ -1,6 +1,6 @@
 """Section: the base class of all configurations and stored records, and common bounds of numbers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Annotated, Any, Self, TypeVar
@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sparsedepth.words.plain_text import visible
 
 Check = TypeVar("Check", bound=Callable[..., None])
+Fields = Mapping[str, Any]
+"""Values by the names of fields."""
 
 
 def whole_number(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Inside, Positive, Section, check
+from sparsedepth.config.section import Count, Fields, Inside, Positive, Section, check
 from sparsedepth.files import digest
 
 Value = bool | int | float | str | None
@@ -137,7 +137,7 @@ TuningSeeds = Annotated[SeedList, BeforeValidator(_counted(101), json_schema_inp
 _SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
 
 
-def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
+def own_seeds(entry: Fields, default: list[int]) -> list[int]:
     """The seeds of a variant or a listed cell. Raises ValueError."""
     if "seeds" not in entry:
         return default
@@ -149,12 +149,12 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
         ) from None
 
 
-def cell_digest(cell: Mapping[str, Any]) -> str:
+def cell_digest(cell: Fields) -> str:
     """A digest that is equal for equal cells: 0 and 0.0 are the same value."""
     return digest({name: float(value) if type(value) is int else value for name, value in cell.items()})
 
 
-def meets(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+def meets(values: Fields, condition: Fields) -> bool:
     """Whether all fields of the condition have an allowed value."""
     return all(
         values.get(name) in (allowed if isinstance(allowed, list) else [allowed]) for name, allowed in condition.items()

@@ -22,7 +22,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import WHOLE, Count, Inside, Mistakes, Positive, Section, Sentence, check
+from sparsedepth.config.section import WHOLE, Count, Fields, Inside, Mistakes, Positive, Section, Sentence, check
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -162,12 +162,12 @@ class SweepDefinition(Section):
         if mistakes:
             raise Mistakes(mistakes)
 
-    def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def parts(self) -> Iterator[tuple[str, Fields]]:
         """(part, values) for all values in the definition."""
         yield "base", self.base
         yield from (("variants", self._fields_of(variant)) for variant in self.variants)
         yield from (("cells", self._fields_of(cell)) for cell in self.cells)
-        parts: list[tuple[str, Mapping[str, Any]]] = [("space", self.space), ("tune", self.tune)]
+        parts: list[tuple[str, Fields]] = [("space", self.space), ("tune", self.tune)]
         parts += [("zip", axis) for axis in self.zip] + [("exclude", where) for where in self.exclude]
         parts += [(f"only.{name}", where) for name, where in self.only.items()]
         for part, name, axis in ((part, *entry) for part, axes in parts for entry in axes.items()):
@@ -178,7 +178,7 @@ class SweepDefinition(Section):
 
     _check_rules = check(check_sweep)
 
-    def places(self) -> Iterator[Mapping[str, Any]]:
+    def places(self) -> Iterator[Fields]:
         yield from (self.space, self.tune, *self.zip, *self.variants_and_cells)
 
     @property
@@ -229,7 +229,7 @@ class SweepDefinition(Section):
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")
 
-    def with_changes(self, changes: Mapping[str, Any]) -> "SweepDefinition":
+    def with_changes(self, changes: Fields) -> "SweepDefinition":
         """The definition with changed keys or fields of the base. Raises ValueError for a field that it varies."""
         for name in changes:
             if name in ("base", "scales"):
@@ -241,7 +241,7 @@ class SweepDefinition(Section):
         base = {name: value for name, value in changes.items() if name not in own}
         return build(SweepDefinition, {**values, **own, "base": {**self.base, **base}}, "--set")
 
-    def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
+    def run_config(self, cell: Fields, seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError with the cell if it is invalid."""
         config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
         if config.start_weights is not None:
@@ -251,7 +251,7 @@ class SweepDefinition(Section):
             )
         return config
 
-    def cell(self, point: Mapping[str, Any]) -> Cell:
+    def cell(self, point: Fields) -> Cell:
         """The cell of a point of the axes: with zipped fields, without axes whose `only` condition is not met."""
         cell = dict(point)
         for axis in self.zip:
@@ -266,16 +266,16 @@ class SweepDefinition(Section):
                     del cell[name]
         return cell
 
-    def is_excluded(self, cell: Mapping[str, Any]) -> bool:
+    def is_excluded(self, cell: Fields) -> bool:
         values = self._values_of(cell) if self.exclude else {}
         return any(meets(values, condition) for condition in self.exclude)
 
-    def _values_of(self, cell: Mapping[str, Any]) -> dict[str, Any]:
+    def _values_of(self, cell: Fields) -> dict[str, Any]:
         """The fields of a cell's run, which need not be valid."""
         defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
         return defaults | RunConfig.filled({**self.base, **cell})
 
-    def _fields_of(self, entry: Mapping[str, Any]) -> Cell:
+    def _fields_of(self, entry: Fields) -> Cell:
         """The RunConfig fields of a variant or a listed cell; the base overrides those of its preset."""
         own = {name: value for name, value in entry.items() if name != "seeds"}
         return {name: value for name, value in presets.expand(own).items() if name in own or name not in self.base}
@@ -303,7 +303,7 @@ class SweepDefinition(Section):
         unused = {name: where for name, where in self.only.items() if not any(name in cell for cell in cells)}
         return unmet, unused
 
-    def _grid_cells(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
+    def _grid_cells(self) -> Iterator[tuple[Fields, Cell]]:
         """The cells of a grid, excluded ones included, each with the variant or listed cell that has its seeds."""
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         if axes or self.variants != [{}] or not self.cells:
@@ -344,7 +344,7 @@ def _read(path: Path, *state: int) -> SweepDefinition:
         raise ValueError(f"{error}; correct it, unless another version of sparsedepth wrote it") from None
 
 
-def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any]) -> SweepDefinition:
+def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Fields) -> SweepDefinition:
     """The sweep of a command line: a grid over `vary`, with seeds 0 to n_seeds - 1. Raises ValueError."""
     if not vary or n_seeds < 1:
         raise ValueError("a sweep needs a definition file, or --vary FIELD=VALUE,VALUE and at least one seed")

@@ -4,7 +4,7 @@ Each field belongs to one task and is null elsewhere; missing fields get the tas
 run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
-from sparsedepth.config.section import WHOLE, Count, Section
+from sparsedepth.config.section import WHOLE, Count, Fields, Section
 from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 
@@ -77,7 +77,7 @@ def task_name(corpus: Any) -> str | None:
     return corpus_name(corpus).place if kind_of(corpus) is TASK else None
 
 
-def with_task_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_task_fields(values: Fields) -> dict[str, Any]:
     """`values` with the task's missing fields, and the vocabulary that it needs."""
     filled = dict(values)
     name = task_name(filled.get("corpus"))

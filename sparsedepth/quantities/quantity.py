@@ -2,10 +2,12 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+Row = Mapping[str, Any]
+"""Values of a row by the names of its columns."""
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
 Scale = Literal["linear", "log", "symlog"]
 """symlog: logarithmic away from 0, for relative loss increases, which span decades and may be negative."""

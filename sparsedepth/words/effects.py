@@ -1,11 +1,12 @@
 """Words of effects: sizes with their units and intervals, settings, verdicts that were withheld, and the table."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
 from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.table import fitted_table
@@ -33,7 +34,7 @@ def unit_text(unit: str) -> str:
     return "" if unit in ("ln ratio", "1", "") else f" {unit}"
 
 
-def interval_text(effect: Mapping[str, Any], name: str = "", more: str = "") -> str:
+def interval_text(effect: Row, name: str = "", more: str = "") -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
     unit = effect["unit"]
     named = f"{size_text(effect['estimate'], unit, '+')}{unit_text(unit)}"
@@ -47,19 +48,19 @@ def _is_known(value: float | None) -> bool:
     return value is not None and value == value
 
 
-def effect_sentence(row: Mapping[str, Any]) -> str:
+def effect_sentence(row: Row) -> str:
     """'n_layers=24, depth_scale=lns: val_loss higher, +0.034 nat/token (95% interval +0.018 to +0.051, 5 seeds)'."""
     size = interval_text(row, "95% interval ", f", {counted(int(row['seeds']), 'seed')}")
     return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {size}"
 
 
-def lr_text(row: Mapping[str, Any]) -> str | None:
+def lr_text(row: Row) -> str | None:
     """'0.003 -> 0.006', the baseline's first, where the sides differ."""
     known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if _is_known(row[name])]
     return " -> ".join(dict.fromkeys(known)) or None
 
 
-def setting_text(row: Mapping[str, Any]) -> str:
+def setting_text(row: Row) -> str:
     """'depth_scale=lns beside weight_decay=1': the question of a row."""
     setting = row["setting"]
     if row["question"] == "beside":
@@ -89,7 +90,7 @@ def compared_at(field: str, at_equal_lr: bool, single: bool = False) -> str:
     return f", each at its own tuned {field}{', or both at the one that was run' if single else ''}"
 
 
-def own_lr_line(row: Mapping[str, Any]) -> str:
+def own_lr_line(row: Row) -> str:
     """'depth_scale=lns at n_layers=12: x2.82 with each side at its own lr (0.003 -> 0.012)', of another sign there."""
     size = size_text(row["estimate_own_lr"], row["unit"], "+", "x")
     return f"{row['setting']} at n_layers={row['n_layers']}: {size} with each side at its own lr ({lr_text(row)})"
@@ -216,7 +217,7 @@ def _notes(listed: "Listing") -> list[str]:
     return lines
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _place(row: Row) -> str:
     """'depth_scale=lns at n_layers=4'"""
     return setting_text(row) if row["n_layers"] is None else f"{setting_text(row)} at n_layers={row['n_layers']}"
 

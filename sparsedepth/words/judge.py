@@ -1,8 +1,9 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
@@ -40,7 +41,7 @@ def judgement_lines(found: "Judgement") -> list[str]:
     return [*lines, f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."]
 
 
-def _gain(record: Mapping[str, Any]) -> str:
+def _gain(record: Row) -> str:
     text = f"{record['variant']!r} by {-record['effect']:.3g} ({-record['hi']:.3g} to {-record['lo']:.3g})"
     if record["multiplier"] is not None:
         ends = record["multiplier_lo"], record["multiplier_hi"]
@@ -48,7 +49,7 @@ def _gain(record: Mapping[str, Any]) -> str:
     return text + (f", {record['time_multiplier']:.3g} times the time" if record["time_multiplier"] else "")
 
 
-def _advice(records: Sequence[Mapping[str, Any]]) -> str:
+def _advice(records: Sequence[Row]) -> str:
     effect, wanted, name = (records[0][column] for column in ("effect", "seeds_wanted", "variant"))
     seen = [record["detectable"] for record in records if record["detectable"] is not None]
     if not seen:
