@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth.config.load import build, parse_lists, parse_settings, read_extended
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
 
@@ -102,7 +103,7 @@ def single_run_sweep(file: Input, settings: Settings | None = None) -> SweepDefi
     return build(SweepDefinition, {**texts, "base": base, "seeds": [config.seed]}, name_of(file))
 
 
-def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple[dict[str, Any], RunConfig]:
+def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple[Fields, RunConfig]:
     """The values of a run and the run. A mistake is that of --set if the file is valid without it."""
     own = read_input(file, "run")
     changes = parse_settings(settings or [])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli.preflight import check_machine
+from sparsedepth.config.section import Fields
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import duration, visible
 from sparsedepth.words.price import price_text, shortage_text, size
@@ -47,7 +48,7 @@ class PricedSweep:
     remaining: "Price | None"
     """None also where no run is left."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Fields:
         from sparsedepth.plan.price import as_json
 
         shortage = self.shortage and shortage_text(self.shortage)

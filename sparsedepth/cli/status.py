@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from sparsedepth.cli import option
+from sparsedepth.config.section import Fields
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
@@ -50,7 +51,7 @@ class SweepStatus:
     """run_id -> 'trunk 3f2a1b', or which branch of it."""
     array: ArrayStatus | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Fields:
         summary = self.summary
         running = [(state, state.progress) for state in summary.states if state.state == "running"]
         return {

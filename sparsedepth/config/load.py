@@ -134,7 +134,7 @@ def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-def parse_settings(settings: Iterable[str] | Fields, option: str = "--set") -> dict[str, Any]:
+def parse_settings(settings: Iterable[str] | Fields, option: str = "--set") -> Fields:
     """`--set key=value` pairs (from Python also a mapping), each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}."""
     if isinstance(settings, Mapping):
         return dict(settings)

@@ -28,7 +28,7 @@ Shape = tuple[int, int, int, int]
 """n_layers, d_model, n_heads, d_ff"""
 
 
-def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> dict[str, Any]:
+def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> Fields:
     names = ("n_layers", "d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "batch_tokens")
     return dict(zip(names, (*shape, vocab_size, seq_len, batch_tokens), strict=True))
 

@@ -61,7 +61,7 @@ class TaskConfig(Section):
 class TaskSpec:
     """What a task is. `draw` in the module of its name in `sparsedepth.data.tasks` makes its sequences."""
 
-    fields: dict[str, Any]
+    fields: Fields
     """field -> its default, which changes the hash of the task's runs, or a function of the fields above it that gives
     it; None where null is a value"""
     n_tokens: Callable[[Any], int]

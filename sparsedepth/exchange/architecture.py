@@ -27,6 +27,7 @@ from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import COMPUTED, changed
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
@@ -46,7 +47,7 @@ TOLERANCE = 1e-4
 class Architecture:
     family: str
     """model_type of transformers"""
-    values: dict[str, Any]
+    values: Fields
     """fields of its config"""
     notes: tuple[str, ...]
     """what was folded, and other notes for users of the weights"""
@@ -115,7 +116,7 @@ def _has_out_norms(config: ModelConfig) -> bool:
     return config.norm in ("sandwich", "peri")
 
 
-def _common(config: ModelConfig) -> dict[str, Any]:
+def _common(config: ModelConfig) -> Fields:
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

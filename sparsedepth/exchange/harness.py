@@ -22,6 +22,7 @@ from lm_eval.api.model import LM, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
+from sparsedepth.config.section import Fields
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing
@@ -138,7 +139,7 @@ class DecoderLM(TemplateLM):
         """Greedy answers, each up to the first of its `until` strings. Raises ValueError for a task that samples."""
         return [self._answer(*request.args) for request in requests]
 
-    def _answer(self, question: str, options: dict[str, Any]) -> str:
+    def _answer(self, question: str, options: Fields) -> str:
         """The greedy continuation of a question, up to the first text that ends it."""
         if options.get("do_sample"):
             raise ValueError("the task samples its answers (do_sample); runs are evaluated by their greedy answers")

@@ -21,6 +21,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.architecture import ACTIVATIONS, TOLERANCE, random_documents
 from sparsedepth.files import digest, local_path
@@ -39,14 +40,14 @@ FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "olmoe", "qwen3_moe")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
     loaded: LoadedModel
-    fields: dict[str, Any]
+    fields: Fields
     """fixed fields of the model"""
     tokenizer_name: str | None
     """the field `tokenizer`; None for a run on a task"""
     tokenizer: Tokenizer | None
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         """The manifest's entry about the starting model."""
         run = self.loaded.config
         return {
@@ -72,7 +73,7 @@ class Start:
         """The tokenizer, if learned by the starting run: it cannot be loaded by name."""
         return self.tokenizer if self.tokenizer_name and is_learned(self.tokenizer_name) else None
 
-    def values(self, given: dict[str, Any]) -> dict[str, Any]:
+    def values(self, given: Fields) -> Fields:
         """A run's values merged with the starting model's. Raises ValueError for a model field or tokenizer that
         differs from the starting model's, and for sequences longer than its positions."""
         values = {name: value for name, value in presets.expand(given).items() if value is not None}
@@ -141,7 +142,7 @@ def open_start(source: str) -> Start:
     )
 
 
-def _fields(loaded: LoadedModel) -> dict[str, Any]:
+def _fields(loaded: LoadedModel) -> Fields:
     """The fields of the decoder equal to a transformers model. Raises ValueError if there is none."""
     facts = loaded.facts
     config = getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped

@@ -21,6 +21,7 @@ from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.plan import estimate
 from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.plan.estimate import DEVICES, Device, Place, Seconds, Timing, shape_id
@@ -62,7 +63,7 @@ class ShapePrice:
     """The runs of one shape. Amounts are per run."""
 
     shape_id: str
-    varied: dict[str, Any]
+    varied: Fields
     runs: int
     params_total: int
     params_active: int
@@ -173,7 +174,7 @@ def _kinds(runs: Sequence[RunConfig], setup: PricingSetup, done: Sequence[RunCon
     }
 
 
-def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
+def _kind(key: str, config: RunConfig, shared: list[int], varied: Fields, setup: PricingSetup) -> ShapePrice:
     """`shared`: the steps that each run takes over from a shorter one."""
     run_cost = cost(config)
     share = sum(shared) / len(shared) / config.n_steps
@@ -296,5 +297,5 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
     return chosen
 
 
-def as_json(price: Price) -> dict[str, Any]:
+def as_json(price: Price) -> Fields:
     return asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))

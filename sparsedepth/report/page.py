@@ -23,6 +23,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from sparsedepth import quantities
+from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, Progress, default_figure, drawable, silent
@@ -79,7 +80,7 @@ def checked(objective: str, card: Path | None) -> Card | None:
 
 def parts_of(
     store: Store, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None, progress: Progress
-) -> dict[str, Any]:
+) -> Fields:
     """What the template shows of an open store, which was read from `folders`."""
     progress("effects and recipe", 0.0)  # first, since they refuse a wrong card
     report = content(store, folders, depth, objective, verified)
@@ -90,7 +91,7 @@ def parts_of(
     return {"report": report, "pictures": pictures, "not_drawn": not_drawn, "advice": advice}
 
 
-def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, Any] | None = None) -> str:
+def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = None) -> str:
     """The page of `folders`, of which `parts` (None: no run is complete) and, while it is watched, `live` are shown.
     Values from the store are text, never markup."""
     package = files("sparsedepth.report")
@@ -116,7 +117,7 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, 
     )
 
 
-def advice_of(card: Card) -> dict[str, Any]:
+def advice_of(card: Card) -> Fields:
     config = to_yaml(card) if card.recipe.config is not None else None
     settings = recipe_table(card).without_empty()
     return {
@@ -158,7 +159,7 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
     return pictures, absent
 
 
-def draw_image(drawing: Drawing) -> dict[str, Any]:
+def draw_image(drawing: Drawing) -> Fields:
     """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
     page, _, (content,) = render(drawing.page, ".svg")
     kind = "image/svg+xml"
@@ -188,7 +189,7 @@ class WatchedReport:
         self.out = out
         self.seconds = seconds
         self._asked = depth, objective, checked(objective, card)
-        self._parts: dict[str, Any] | None = None
+        self._parts: Fields | None = None
         self._problem = "no run is complete yet"
         self._version: str | None = None
         self._next = self._duration = 0.0
@@ -261,7 +262,7 @@ def _version(folders: Sequence[Path]) -> str:
     return digest(sorted((str(path.parent), path.stat().st_mtime_ns) for path in paths))
 
 
-def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
+def _progress_of(summary: SweepSummary, folder: str) -> Fields:
     """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
     the sweep varies."""
     lines = []

@@ -4,10 +4,10 @@ code of plugins, and the precision that `precision: auto` stands for, which is b
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.data.pipeline import CorpusSource
 from sparsedepth.data.sequences import Source, open_source
 from sparsedepth.data.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def _has_auto_precision(folder: Path) -> bool:
         return False
 
 
-def _manifests(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _manifests(results: Path) -> Iterator[tuple[Path, Fields]]:
     """Folder and manifest of each run; not of one that was removed meanwhile, or is damaged and will be repeated."""
     for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):
         try:

@@ -9,13 +9,13 @@ with tokens_to_measure(model, config, corpus) as tokens:           `probe.text`
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig, known_measures
+from sparsedepth.config.section import Fields
 from sparsedepth.data.ngram_losses import losses_of
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
@@ -72,9 +72,7 @@ def measure_existing_model(
     return MeasurementResult(loaded=model, given=given, config=config, measurements=found, n_tokens=scored.n_scored)
 
 
-def measuring_config(
-    loaded: LoadedModel, settings: dict[str, Any], given: TokenArrays | None = None
-) -> MeasureOnlyConfig:
+def measuring_config(loaded: LoadedModel, settings: Fields, given: TokenArrays | None = None) -> MeasureOnlyConfig:
     """A run's own measuring fields, overridden by those of given tokens, and then by the user's. Raises ValueError."""
     own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ import sparsedepth
 from sparsedepth import files
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plugins import used
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safeten
 
 
 @functools.cache
-def code_version() -> dict[str, Any]:
+def code_version() -> Fields:
     """The release and, in a checkout, the commit; `changed` is true with uncommitted changes."""
     root = Path(sparsedepth.__file__).parent.parent
     commit = changes = None
@@ -81,11 +81,11 @@ class Stopwatch:
     def seconds(self) -> float:
         return round(self.earlier_seconds + self.clock() - self.began, 3)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {"started": self.started, "seconds": self.seconds()}
 
 
-def provenance(run_id: str, data_hash: str, made: Container[str] = ()) -> dict[str, Any]:
+def provenance(run_id: str, data_hash: str, made: Container[str] = ()) -> Fields:
     """The run of a record, and the code, command, data and packages that produced it; `made`: its measures, its corpus,
     which plugins may make."""
     of_plugins = used(PLUGINS, made)
@@ -99,7 +99,7 @@ def provenance(run_id: str, data_hash: str, made: Container[str] = ()) -> dict[s
     }
 
 
-def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> dict[str, Any]:
+def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> Fields:
     """The device, its settings and peak memory: on a GPU as allocated by PyTorch; on a CPU (Linux) the anonymous memory
     added since `before`, an earlier `anonymous_bytes`."""
     if runtime.device.type == "cuda":
@@ -136,7 +136,7 @@ def write(
     model: Decoder,
     trained: TrainingResult,
     measured: Measurements | None,
-    manifest: dict[str, Any],
+    manifest: Fields,
 ) -> None:
     """Write every file of the record, then its marker (`store.run_record.finish`)."""
     target.mkdir(parents=True)
@@ -155,7 +155,7 @@ def write(
     run_record.finish(target)
 
 
-def training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:
+def training_summary(config: RunConfig, trained: TrainingResult) -> Fields:
     """How a run's training ended, what it cost, and `train_loss`, the mean over the last tenth of steps (nat/token)."""
     run_cost = cost(config)
     tokens = trained.steps * config.batch_tokens

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.packs import read_file
@@ -85,7 +86,7 @@ def node_hours(starts: Iterable[Allocation]) -> float:
     return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
 
 
-def manifest_facts(starts: Sequence[Allocation]) -> dict[str, Any]:
+def manifest_facts(starts: Sequence[Allocation]) -> Fields:
     """For a run's manifest: its starts, without node names, and their node hours; empty if there are none."""
     tasks = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
     return {"node_hours": node_hours(starts), "allocations": tasks} if tasks else {}
@@ -263,6 +264,6 @@ class Scratch:
         except (OSError, ValueError):
             return None
 
-    def _read_object(self, name: str) -> dict[str, Any]:
+    def _read_object(self, name: str) -> Fields:
         content = self._read(name)
         return content if isinstance(content, dict) else {}

@@ -15,6 +15,7 @@ import torch
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.sequences import Source
 from sparsedepth.exchange.start import Start
@@ -211,7 +212,7 @@ class RunJob:
                 "which sets start_weights, or remove start_weights"
             )
 
-    def _facts(self, source: Source, runtime: Runtime, trained: TrainingResult) -> dict[str, Any]:
+    def _facts(self, source: Source, runtime: Runtime, trained: TrainingResult) -> Fields:
         """Provenance, kernels and data of the manifest."""
         start = self.options.start
         without_experts = {} if self.config.n_experts else {"experts": None}

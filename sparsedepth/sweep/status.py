@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import SweepDefinition, readable_definition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import is_held
@@ -121,7 +122,7 @@ def forget_failures(results: Path, definition: SweepDefinition, max_attempts: in
             Scratch(results, state.run_id).clear_failures()
 
 
-def varied_fields(definition: SweepDefinition, config: RunConfig) -> dict[str, Any]:
+def varied_fields(definition: SweepDefinition, config: RunConfig) -> Fields:
     """What a run differs in from the others: depth, tuned and searched fields, others if not the base's."""
     always = {"n_layers", "seed", *definition.tune, *(definition.varied if definition.is_search else ())}
     try:
@@ -288,9 +289,7 @@ def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig])
     )
 
 
-def _settings(
-    rows: Mapping[str, dict[str, Any]], definition: SweepDefinition, planned: Sequence[RunConfig]
-) -> Settings:
+def _settings(rows: Mapping[str, Fields], definition: SweepDefinition, planned: Sequence[RunConfig]) -> Settings:
     """What differs among the rows and the planned runs."""
     knobs = {row["cell_id"]: {name: row[name] for name in CELL_FIELDS} for row in rows.values()}
     tuned = frozenset(definition.tune)

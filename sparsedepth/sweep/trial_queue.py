@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
@@ -313,7 +314,7 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
     return configs
 
 
-def _proposed_cell(trial: optuna.Trial, definition: SweepDefinition) -> dict[str, Any]:
+def _proposed_cell(trial: optuna.Trial, definition: SweepDefinition) -> Fields:
     """Axes under `only` are suggested last, and only if the other fields of the cell allow them."""
     axes = distributions(definition)
     point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
@@ -381,7 +382,7 @@ def give_back(trial: optuna.Trial) -> None:
         trial.study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] | None:
+def cell_of(definition: SweepDefinition, config: RunConfig) -> Fields | None:
     """The cell of a run if a sampler could have proposed it, else None."""
     try:
         cell = definition.cell({name: getattr(config, name) for name in definition.axes})

@@ -16,13 +16,13 @@ of one run (`Worker.run`):
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Fields
 from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
 from sparsedepth.run.process import INTERRUPTED, NO_STORAGE, oom_kills
@@ -128,7 +128,7 @@ class Worker:
         except UpdateFinishedTrialError:
             pass  # another process presumed this one dead and finished the trial
 
-    def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, dict[str, Any]]:
+    def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, Fields]:
         """The summary of a run, computed in a separate process unless it is complete.
 
         Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often."""
@@ -230,9 +230,9 @@ class Worker:
         return code
 
 
-def _all_of(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
+def _all_of(runs: Sequence[Generator[None, None, Fields]]) -> Generator[None, None, list[Fields]]:
     """Wait for several runs; returns their summaries. If one raises, the others are closed."""
-    summaries: dict[int, dict[str, Any]] = {}
+    summaries: dict[int, Fields] = {}
     try:
         while True:
             for number, run in enumerate(runs):
