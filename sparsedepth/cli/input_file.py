@@ -98,9 +98,18 @@ def run_config(file: Input, settings: Settings | None = None, start: "Start | No
 def single_run_sweep(file: Input, settings: Settings | None = None) -> SweepDefinition:
     """The run of a file as a sweep of one run, to price it. Raises ValueError."""
     values, config = _run(file, settings, None)
-    texts = {"name": "run", "question": f"the run of {name_of(file)}", "hypothesis": "none: a single run"}
     base = {name: value for name, value in values.items() if name not in ("seed", "start_weights", "start_cell")}
-    return build(SweepDefinition, {**texts, "base": base, "seeds": [config.seed]}, name_of(file))
+    return build(
+        SweepDefinition,
+        {
+            "name": "run",
+            "question": f"the run of {name_of(file)}",
+            "hypothesis": "none: a single run",
+            "base": base,
+            "seeds": [config.seed],
+        },
+        name_of(file),
+    )
 
 
 def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple[Fields, RunConfig]:

@@ -151,6 +151,11 @@ def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> 
     from sparsedepth.sweep.calibrate import device_name_of, known_timings
 
     device = named_device(device_name_of(machine)) if machine.gpus else "cpu"
-    shared = {"workers": machine.workers, "processes": machine.processes_per_run, "gpus": len(machine.gpus)}
-    priced = pricing_setup(machine.runtime, device=device, **shared)
+    priced = pricing_setup(
+        machine.runtime,
+        device=device,
+        workers=machine.workers,
+        processes=machine.processes_per_run,
+        gpus=len(machine.gpus),
+    )
     return with_finished(replace(priced, timings=known_timings(machine)), results, plan.expected_runs())

@@ -40,8 +40,16 @@ def runtime_config(
     from sparsedepth.config.load import build, parse_settings, parse_yaml
     from sparsedepth.config.runtime import RuntimeConfig
 
-    options = {"device": given.device, "threads": threads, "stack": parse_yaml(str(stack), "--stack")}
-    return build(RuntimeConfig, {**options, **parse_settings(given.runtime or [], "--runtime")}, "--runtime")
+    return build(
+        RuntimeConfig,
+        {
+            "device": given.device,
+            "threads": threads,
+            "stack": parse_yaml(str(stack), "--stack"),
+            **parse_settings(given.runtime or [], "--runtime"),
+        },
+        "--runtime",
+    )
 
 
 def machine_of(given: option.WorkerOptions, max_attempts: int = 2, nodes: int = 1) -> "Machine":

@@ -162,8 +162,9 @@ class TaskArray:
         token.touch()
         options = {key: value for key, value in self.request.options().items() if key not in ("begin", "hold")}
         options |= {"job-name": f"{self.name}-probe", "time": "2", "output": "/dev/null", "no-requeue": None}
-        names = {"token": shlex.quote(str(token)), "python": shlex.quote(sys.executable)}
-        job = slurm.submit(PROBE.format(header=header(options), **names))
+        job = slurm.submit(
+            PROBE.format(header=header(options), token=shlex.quote(str(token)), python=shlex.quote(sys.executable))
+        )
         submitted = time.monotonic()
         while not answer.exists():
             facts = slurm.show_job(job)

@@ -36,19 +36,40 @@ def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> Fi
 def _llama(shape: Shape, *, lr: float, steps: int = 0, warmup: int = 0) -> Fields:
     """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
     schedule = {"train_tokens": steps * 512 * 256, "warmup_frac": warmup / steps} if steps else {}
-    adam = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "grad_clip": 0.0}
-    return {**_sizes(shape, 32_000, 256, 512 * 256), **schedule, "lr": lr, "min_lr_frac": 0.1, **adam}
+    return {
+        **_sizes(shape, 32_000, 256, 512 * 256),
+        **schedule,
+        "lr": lr,
+        "min_lr_frac": 0.1,
+        "weight_decay": 0.0,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "grad_clip": 0.0,
+    }
 
 
 def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, **fields: Any) -> Fields:
     """5 B tokens in whole steps of 256 sequences, 1000 of them warm-up; the embedding does not decay."""
     batch_tokens = 256 * seq_len
     steps = 5_000_000_000 // batch_tokens
-    sizes = {"n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "vocab_size": 50_304, "seq_len": seq_len}
-    budget = {"batch_tokens": batch_tokens, "train_tokens": steps * batch_tokens, "warmup_frac": 1000 / steps}
-    decay = {"lr": 1e-3, "min_lr_frac": 0.1, "weight_decay": 0.1, "weight_decay_on": "no_embed_norm"}
-    adam = {"beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0}
-    return {**sizes, **budget, **decay, **adam, **fields}
+    return {
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "vocab_size": 50_304,
+        "seq_len": seq_len,
+        "batch_tokens": batch_tokens,
+        "train_tokens": steps * batch_tokens,
+        "warmup_frac": 1000 / steps,
+        "lr": 1e-3,
+        "min_lr_frac": 0.1,
+        "weight_decay": 0.1,
+        "weight_decay_on": "no_embed_norm",
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "grad_clip": 1.0,
+        **fields,
+    }
 
 
 def _stated_budget(shape: Shape, tokens: int, **fields: Any) -> Fields:
@@ -59,9 +80,19 @@ def _stated_budget(shape: Shape, tokens: int, **fields: Any) -> Fields:
 
 def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, **fields: Any) -> Fields:
     """Softmax gates that are not renormalised, balance loss 0.01, z loss 0.001."""
-    experts = {"n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "renormalise_gates": False}
-    losses = {"balance_loss": 0.01, "router_z_loss": 0.001}
-    return _olmo(16, d_model, n_heads, seq_len=4096, **experts, **losses, **fields)
+    return _olmo(
+        16,
+        d_model,
+        n_heads,
+        seq_len=4096,
+        n_experts=n_experts,
+        top_k=top_k,
+        d_expert=d_expert,
+        renormalise_gates=False,
+        balance_loss=0.01,
+        router_z_loss=0.001,
+        **fields,
+    )
 
 
 _LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {} B tokens of text."

@@ -140,8 +140,17 @@ def evaluate(
         if key.without is not None:
             facts["results"] += metric_losses(whole, hits)
         if key in missing:
-            times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
-            yield build(Evaluation, {**key.model_dump(mode="json"), "model": model.source, **facts, **times}, key.task)
+            yield build(
+                Evaluation,
+                {
+                    **key.model_dump(mode="json"),
+                    "model": model.source,
+                    **facts,
+                    "started": started.isoformat(timespec="seconds"),
+                    "seconds": round(time.perf_counter() - clock, 3),
+                },
+                key.task,
+            )
 
 
 def layers_left(without: str, n_layers: int) -> list[int]:

@@ -154,8 +154,15 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
         if isinstance(found, NothingToDraw):
             absent[name] = str(found)
         else:
-            numbers = {"numbers": data_uri(csv_bytes(found.data), "text/csv"), "n_rows": len(found.data)}
-            pictures.append({"name": name, "meaning": FIGURES[name].meaning, **draw_image(found), **numbers})
+            pictures.append(
+                {
+                    "name": name,
+                    "meaning": FIGURES[name].meaning,
+                    **draw_image(found),
+                    "numbers": data_uri(csv_bytes(found.data), "text/csv"),
+                    "n_rows": len(found.data),
+                }
+            )
     return pictures, absent
 
 

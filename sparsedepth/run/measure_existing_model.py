@@ -81,8 +81,13 @@ def measuring_config(loaded: LoadedModel, settings: Fields, given: TokenArrays |
     if given is not None:
         n_scored = given.scored.n_tokens
         n_fit = given.fit.n_tokens
-        counts = {"val_tokens": n_scored, "measure_tokens": n_scored, "fit_tokens": n_fit}
-        fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
+        fields |= {
+            "val_tokens": n_scored,
+            "measure_tokens": n_scored,
+            "fit_tokens": n_fit,
+            "seq_len": given.seq_len,
+            "eval_seq_len": None,
+        }
     config = build(MeasureOnlyConfig, {**fields, **settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
         lengths = {"seq_len": config.seq_len, "eval_seq_len": config.eval_seq_len}
@@ -106,6 +111,11 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
-    hashes = {"weights_hash": loaded.weights_hash, "data_hash": data_hash}
-    values = {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}
+    values = {
+        **config.model_dump(mode="json"),
+        **facts,
+        "weights_hash": loaded.weights_hash,
+        "data_hash": data_hash,
+        "model": loaded.source,
+    }
     return build(MeasuredModel, values, "measure")

@@ -166,8 +166,15 @@ class TrainingState:
         if self.devices.is_leader:
             for layer, norm in enumerate(norms, start=1):
                 value = norm if math.isfinite(norm) else None
-                row = {"step": self.step + 1, "layer": layer, "metric": "gradient_norm", "value": value}
-                self.observations.append({**row, "n": self.config.batch_tokens})
+                self.observations.append(
+                    {
+                        "step": self.step + 1,
+                        "layer": layer,
+                        "metric": "gradient_norm",
+                        "value": value,
+                        "n": self.config.batch_tokens,
+                    }
+                )
 
     def backward(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Compute the gradients of this device's share of a batch; returns entropy and balance."""
@@ -262,8 +269,18 @@ class TrainingState:
         """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk`
         that is newer. Raises ValueError if its steps had another precision or read other data."""
         own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
-        bounds = {"after": own.step if own else 0, "upto": self.config.stable_steps}
-        shared = checkpoint.read(trunk, self.model, self.optimizer, self.devices, **bounds) if trunk else None
+        shared = (
+            checkpoint.read(
+                trunk,
+                self.model,
+                self.optimizer,
+                self.devices,
+                after=own.step if own else 0,
+                upto=self.config.stable_steps,
+            )
+            if trunk
+            else None
+        )
         position = shared or own
         if position:
             if position.precision not in (None, self.runtime.precision):
