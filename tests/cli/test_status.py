@@ -16,7 +16,7 @@ import yaml
 from support import forked_commands
 from support.made_up_runs import make_run
 from support.sweep_processes import until
-from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth
+from support.tiny_sweep import ENVIRONMENT, definition, known_runs, sparsedepth
 
 from sparsedepth.cli import status as module
 from sparsedepth.cli.input_file import sweep_definition
@@ -28,7 +28,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.status import RunState, known_runs, remaining_runs, scan
+from sparsedepth.sweep.status import RunState, remaining_runs, scan
 from sparsedepth.train.loop import divergence
 from sparsedepth.words.progress import time_text
 

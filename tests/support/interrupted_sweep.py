@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support import forked_commands, tiny_sweep
 from support.sweep_processes import Kind, markers, processes, until
-from support.tiny_sweep import definition, start
+from support.tiny_sweep import definition, known_runs, start
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
@@ -21,7 +21,6 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import sha256, write_text
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.driver import MAX_DEATHS
-from sparsedepth.sweep.status import known_runs
 
 BASE = {"measures": ["loss"], "train_tokens": 128 * 60, "observe_every": 20}
 STEPS = 60

@@ -13,6 +13,8 @@ from support.sweep_processes import OF
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.sweep.results_folder import ResultsIndex
 
 BASE = {
     **{"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 128 * 30, "lr": 3e-3},
@@ -77,3 +79,8 @@ def table(results: Path) -> dict[str, dict]:
     """The whole summary of every complete run: what a disturbed sweep must reproduce to the last digit."""
     folders = sorted(path.parent for path in results.glob("runs/*/complete"))
     return {folder.name: json.loads((folder / "summary.json").read_text()) for folder in folders}
+
+
+def known_runs(plan: Plan, results: Path) -> list[RunConfig]:
+    """The runs of a plan that are known so far, given those that have finished in the folder."""
+    return [*plan.configs(ResultsIndex(results, plan.definition).loss_of).values()]

@@ -1,11 +1,12 @@
 """Which runs have ended without a result: one rule for the driver, `status`, `plan` and Slurm."""
 
 from support.instant_sweep import sweep
+from support.tiny_sweep import known_runs
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.results_folder import end_rule, prepare, write_attempts
-from sparsedepth.sweep.status import forget_failures, known_runs, remaining_runs, scan, state_of
+from sparsedepth.sweep.status import forget_failures, remaining_runs, scan, state_of
 
 
 def _scratch(results, run_id="0123456789ab"):
