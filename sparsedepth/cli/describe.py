@@ -2,9 +2,7 @@
 
 Every commented line '# key: value' of a template is valid: without its '# ' the file still validates."""
 
-import itertools
 import json
-import textwrap
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -87,18 +85,19 @@ def schema(
     if as_json:
         print(json.dumps(content, indent=2))
         return
-    required = content.get("required", [])
-    rows = [("field", "type", "default", "meaning")]
+    from rich.console import Console
+    from rich.table import Table as TextTable
+
+    table = TextTable("field", box=None, padding=(0, 2, 0, 0))
+    for heading, width in (("type", 16), ("default", 12), ("meaning", None)):
+        table.add_column(heading, max_width=width)
+    table.columns[0].no_wrap = True
     for name, field in content["properties"].items():
         value = field.get("default")
-        default = "required" if name in required else value if isinstance(value, str) and value else json.dumps(value)
-        rows.append((name, type_text(field, content.get("$defs", {})), default, field.get("description", "")))
-    widths = [max(len(row[0]) for row in rows), 16, 12]
-    widths.append(max(20, terminal_width() - sum(widths) - 6))
-    for row in rows:
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for line in itertools.zip_longest(*cells, fillvalue=""):
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        default = value if isinstance(value, str) and value else json.dumps(value)
+        default = "required" if name in content.get("required", []) else default
+        table.add_row(name, type_text(field, content.get("$defs", {})), default, field.get("description"))
+    Console(width=terminal_width(), markup=False, highlight=False, emoji=False).print(table)
 
 
 def presets(

@@ -34,13 +34,13 @@ _REINSTALL = "pip install --force-reinstall --no-deps"
 State = Literal["ok", "missing", "broken", "cannot run"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     group: Literal["system", "package", "optional", "attention", "experts"]
     name: str
-    state: State = "ok"
     fact: str = ""
     """Version, size, or the reason why it does not work."""
+    state: State = "ok"
     fix: str = ""
     """Command or setting that fixes it."""
     chosen: bool = False
@@ -61,8 +61,8 @@ def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output
 
 def examine() -> Iterator[Finding]:
     """All findings, in the order of the printed report."""
-    yield Finding(group="system", name="sparsedepth", fact=__version__)
-    yield Finding(group="system", name="python", fact=platform.python_version())
+    yield Finding("system", "sparsedepth", __version__)
+    yield Finding("system", "python", platform.python_version())
     yield from _machine()
     packages = list(_packages())
     yield from packages
@@ -76,15 +76,15 @@ def examine() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    yield Finding(group="system", name="cpu", fact=f"{os.cpu_count()} cores, {usable} usable by this process")
+    yield Finding("system", "cpu", f"{os.cpu_count()} cores, {usable} usable by this process")
     free = shutil.disk_usage(".").free
-    yield Finding(group="system", name="free disk", fact=f"{free / 2**30:.1f} GiB in the current folder")
+    yield Finding("system", "free disk", f"{free / 2**30:.1f} GiB in the current folder")
     try:
         git = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        yield Finding(group="optional", name="git", state="missing", fact="run manifests will not record the commit")
+        yield Finding("optional", "git", "run manifests will not record the commit", state="missing")
     else:
-        yield Finding(group="optional", name="git", fact=git.strip().removeprefix("git version "))
+        yield Finding("optional", "git", git.strip().removeprefix("git version "))
 
 
 def _packages() -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _packages() -> Iterator[Finding]:
         declared = importlib.metadata.requires("sparsedepth") or []
     except importlib.metadata.PackageNotFoundError:
         fix = "pip install -e . (in the checkout)"
-        yield Finding(group="package", name="sparsedepth", state="missing", fact="not installed", fix=fix, needed=True)
+        yield Finding("package", "sparsedepth", "not installed", state="missing", fix=fix, needed=True)
         return
     for text in declared:
         requirement = Requirement(text)
@@ -133,7 +133,7 @@ def _package(
 ) -> Finding:
     """Whether a package is there and loads; with `versions` it is a required one, and must be one of them."""
     is_required = versions is not None
-    finding = Finding(group="package" if is_required else "optional", name=name, fix=fix, needed=is_required)
+    finding = Finding("package" if is_required else "optional", name, fix=fix, needed=is_required)
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -154,7 +154,7 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     threads = torch.get_num_threads()
-    yield Finding(group="system", name="threads", fact=f"{counted(threads, 'thread')} in torch")
+    yield Finding("system", "threads", f"{counted(threads, 'thread')} in torch")
     if not torch.cuda.is_available():
         cuda_version = torch.version.cuda
         driver = shutil.which("nvidia-smi")
@@ -162,12 +162,12 @@ def _devices() -> Iterator[Finding]:
         if not cuda_version:
             fact = "torch is built without CUDA"
         fix = ("nvidia-smi" if cuda_version else f"{_REINSTALL} torch") if driver else ""
-        yield Finding(group="system", name="cuda", state="missing", fact=fact, fix=fix)
+        yield Finding("system", "cuda", fact, state="missing", fix=fix)
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
         fact = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}, {bf16}"
-        yield Finding(group="system", name=f"cuda:{index}", fact=f"{fact}, CUDA {torch.version.cuda}")
+        yield Finding("system", f"cuda:{index}", f"{fact}, CUDA {torch.version.cuda}")
 
 
 def _kernels() -> Iterator[Finding]:
@@ -187,7 +187,7 @@ def _kernels() -> Iterator[Finding]:
             problem = obstacle(setting)
             is_chosen = kernel == choice.kernel
             if problem:
-                yield Finding(group=part, name=kernel, state="cannot run", fact=problem.reason, fix=problem.fix)
+                yield Finding(part, kernel, problem.reason, "cannot run", problem.fix)
                 continue
             error = ""
             try:
@@ -195,8 +195,7 @@ def _kernels() -> Iterator[Finding]:
             except Exception as problem:  # a kernel may raise anything
                 error = error_text(problem)
             fact = error or (f"chosen: {choice.reason}" if is_chosen else "only on request")
-            state: State = "broken" if error else "ok"
-            yield Finding(group=part, name=kernel, state=state, fact=fact, chosen=is_chosen, needed=is_chosen)
+            yield Finding(part, kernel, fact, "broken" if error else "ok", chosen=is_chosen, needed=is_chosen)
 
 
 def _run_kernel(part: "Part", kernel: str, setting: "KernelFacts") -> None:
