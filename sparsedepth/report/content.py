@@ -63,25 +63,22 @@ def content(
     card of another recipe, and as `best` does."""
     runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
-    loss = loss_of(runs)
     search = search_of(folders) if verified is None else None
     searched = ()
     if search and trained is not None:
         ranking = best(store, None if objective == "loss" else objective, depth, top=1)
         searched = search_sentences(ranking, search_text(search), shlex.join(map(str, folders)))
-    objective = loss if objective == "loss" else objective
+    objective = loss_of(runs) if objective == "loss" else objective
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
     found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
     card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
-    chain = [] if cells is None else chain_evidence(cells)
-    links = [link for link in chain if link.within.rho is not None]
+    links = [link for link in (chain_evidence(cells) if cells else ()) if link.within.rho is not None]
     failures, n_failed = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
-    on_page = {column.name for column in runs_table.columns}
-    on_page |= {name for link in links for name in (link.within.cause, link.within.effect)}
-    skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
+    in_links = {name for link in links for name in (link.within.cause, link.within.effect)}
+    skipped = [f"{damage_text(store.damaged)}."] if store.damaged else []
     return Content(
         summary=(*searched, *findings(runs, trained, cells, card, effects, links, n_failed), *skipped),
         card=card,
@@ -90,7 +87,7 @@ def content(
         effects=None if cells is None or effects.empty else table_of_effects(effects, cells, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
-        methods=table_of_methods(on_page),
+        methods=table_of_methods(in_links.union(column.name for column in runs_table.columns)),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
