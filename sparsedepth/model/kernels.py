@@ -18,6 +18,7 @@ from sparsedepth.model import attention, moe_kernels
 
 Part = Literal["attention", "experts"]
 
+SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 FLASH_WIDTH = 256
 """The widest head of flash-attn 2."""
 FLASH = "'flash-attn>=2.8.3'"
@@ -96,7 +97,9 @@ def _flash(facts: KernelFacts) -> Obstacle | None:
     if torch.cuda.get_device_capability(facts.device) < (8, 0):
         return Obstacle("flash-attn needs an Ampere GPU or newer", "run on a newer GPU")
     if facts.dtype not in (torch.bfloat16, torch.float16):
-        return Obstacle(f"flash-attn computes in bf16 or fp16, not in {_short(facts.dtype)}", "set precision=bf16")
+        return Obstacle(
+            f"flash-attn computes in bf16 or fp16, not in {SHORT.get(facts.dtype, facts.dtype)}", "set precision=bf16"
+        )
     if facts.d_head > FLASH_WIDTH:
         reason = f"flash-attn takes heads up to {FLASH_WIDTH} wide, and d_model / n_heads is {facts.d_head}"
         return Obstacle(reason, "raise n_heads")
@@ -106,7 +109,8 @@ def _flash(facts: KernelFacts) -> Obstacle | None:
 def _grouped(facts: KernelFacts) -> Obstacle | None:
     """Why the grouped product cannot compute it here; None if it can."""
     if facts.device.type == "cuda" and facts.dtype != torch.bfloat16 and not facts.may_wait:
-        reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(facts.dtype)}"
+        dtype = SHORT.get(facts.dtype, facts.dtype)
+        reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {dtype}"
         return Obstacle(reason, "set precision=bf16")
     if facts.device.type == "mps":
         return Obstacle("PyTorch's grouped product has not been tried on Apple's GPUs", "run on a CPU or a GPU by CUDA")
@@ -138,10 +142,6 @@ def _absent(module: str, name: str, load: Callable[[], object], install: str, re
         message = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         return Obstacle(f"{name} does not load: {message}", rebuild)
     return None
-
-
-def _short(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, str(dtype))
 
 
 def _runs_everywhere(facts: KernelFacts) -> None:

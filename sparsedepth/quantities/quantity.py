@@ -80,11 +80,6 @@ class Quantity:
         least, most = self.range
         return None if end is None else min(max(end, least), most)
 
-    def cut_at(self, *intervals: tuple[float | None, float | None]) -> str:
-        """', cut at 0': the bounds at which any of these intervals was clipped."""
-        bounds = [f"{bound:g}" for bound in self.range if any(bound in (lo, hi) and lo != hi for lo, hi in intervals)]
-        return f", cut at {' and '.join(bounds)}" if bounds else ""
-
     @property
     def display_name(self) -> str:
         return self.label or self.name.replace("_", " ")

@@ -29,7 +29,9 @@ def heading(ranking: "Ranking") -> str:
     interval = f"(an interval needs {ranking.n_for_interval} seeds)"
     advice = ""
     if ends := [(row["lo"], row["hi"]) for row in ranking.table.records() if row["lo"] is not None]:
-        interval = f"with 95% interval (Student's{quantity.cut_at(*ends)})"
+        bounds = [f"{bound:g}" for bound in quantity.range if any(bound in end and end[0] != end[1] for end in ends)]
+        cut = f", cut at {' and '.join(bounds)}" if bounds else ""
+        interval = f"with 95% interval (Student's{cut})"
     if search:
         folder = shlex.join(map(str, ranking.roots))
         advice = (
