@@ -123,12 +123,15 @@ def _chosen(corpus: str) -> tuple[list[Path], list[str]]:
     if path.is_dir():
         files, rest = _files_in(path, corpus)
     elif not path.exists():
-        fix = f"correct the path, or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
-        raise ValueError(f"corpus={corpus!r} does not exist ({path.absolute()}); {fix}")
+        raise ValueError(
+            f"corpus={corpus!r} does not exist ({path.absolute()}); correct the path, "
+            f"or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
+        )
     elif file_kind(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {_KINDS}")
     else:
-        files, rest = [path], list[str]()
+        files = [path]
+        rest = list[str]()
     for file in files:
         _open(file).close()
     return files, rest
@@ -154,8 +157,10 @@ def _files_in(folder: Path, corpus: str) -> tuple[list[Path], list[str]]:
             is_whole = (file.parent / "state.json").exists()
             read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
             told = f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside"
-            fix = f"write it as Parquet, and name that file: datasets.{read}.to_parquet('corpus.parquet')"
-            raise ValueError(f"{told} dataset_info.json); {fix}")
+            raise ValueError(
+                f"{told} dataset_info.json); write it as Parquet, and name that file: "
+                f"datasets.{read}.to_parquet('corpus.parquet')"
+            )
     has_splits = any(_TRAIN.search(name) for name in readable)
     rest = [name for name in readable if _ABOUT.search(name) or (has_splits and _OTHER_SPLIT.search(name))]
     if not readable.keys() - rest:
@@ -171,9 +176,11 @@ def check_text(corpus: str) -> None:
     """Raises ValueError for a local text that is missing, or empty or not UTF-8 in its first CHECKED characters."""
     files = local_files(corpus)
     texts = [file for file in files if file_kind(file) == "text"]
-    read, is_empty = 0, len(texts) == len(files)
+    read = 0
+    is_empty = len(texts) == len(files)
     for line in itertools.chain.from_iterable(map(_lines, texts)):
-        read, is_empty = read + len(line), is_empty and not line.strip()
+        read = read + len(line)
+        is_empty = is_empty and not line.strip()
         if read > CHECKED:
             break
     if is_empty:
@@ -203,14 +210,18 @@ def _read_local(config: DataConfig) -> Iterator[str]:
 
 def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
     """Documents of at least MIN_DOCUMENT characters that end at a blank line; a shorter end joins the last one."""
-    previous, current, length = "", [], 0
+    previous = ""
+    current = []
+    length = 0
     for line in lines:
         current.append(line)
         length += len(line)
         if length >= MIN_DOCUMENT and not line.strip():
             if previous:
                 yield previous
-            previous, current, length = "".join(current), [], 0
+            previous = "".join(current)
+            current = []
+            length = 0
     if length >= MIN_DOCUMENT:
         yield previous
         previous = ""
@@ -322,6 +333,7 @@ def _check_field(names: Collection[str], place: str, config: DataConfig) -> None
 def _text(value: object, place: str, config: DataConfig) -> str:
     """The text of a row; missing values are empty documents."""
     if value is not None and not isinstance(value, str):
-        told = f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text"
-        raise ValueError(f"{told}; name another field")
+        raise ValueError(
+            f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text; name another field"
+        )
     return value or ""

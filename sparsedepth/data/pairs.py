@@ -57,8 +57,9 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
 
     def required(name: str) -> str:
         if name not in row:
-            shapes = "prompt and answer, or instruction, input and output"
-            raise ValueError(f"{place} has no field {name!r}; an object holds {shapes}")
+            raise ValueError(
+                f"{place} has no field {name!r}; an object holds prompt and answer, or instruction, input and output"
+            )
         if not (value := text(name, row[name])).strip():
             raise ValueError(f"{place} has an empty {name!r}; fill it in, or leave the pair out")
         return value
@@ -80,7 +81,8 @@ class PairTokenizer:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self.size, self.eod = tokenizer.size, tokenizer.eod
+        self.size = tokenizer.size
+        self.eod = tokenizer.eod
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Raises ValueError if the ids of a text contain the eod, which would cut it."""
@@ -91,9 +93,10 @@ class PairTokenizer:
         for whole, ids, prompt in zip(written, encoded, prompts, strict=True):
             if self.eod in ids or not prompt:
                 what = f"its end of a document, token {self.eod}," if prompt else "no token of the prompt"
-                told = f"the tokenizer encodes {what} in the text of the pair"
-                shown = f"{' '.join(whole.split())[:60]!r}..."
-                raise ValueError(f"{told} {shown}; leave the pair out, or name another tokenizer")
+                raise ValueError(
+                    f"the tokenizer encodes {what} in the text of the pair {' '.join(whole.split())[:60]!r}...; "
+                    "leave the pair out, or name another tokenizer"
+                )
             ids.insert(min(len(prompt), len(ids) - 1), self.eod)
         return encoded
 
@@ -104,8 +107,10 @@ class Documents:
     def __init__(self, ids: np.ndarray, eod: int):
         ends = np.flatnonzero(ids == eod)
         assert len(ends) % 2 == 0, "every pair ends in a prompt's and an answer's eod"
-        self._ids, self._eod = ids, eod
-        self._split_N, self._end_N = ends[::2], ends[1::2]
+        self._ids = ids
+        self._eod = eod
+        self._split_N = ends[::2]
+        self._end_N = ends[1::2]
         self._begin_N = np.concatenate(([0], self._end_N[:-1] + 1))
         self.length_N = self._end_N - self._begin_N
         """of the document, with its eod"""
@@ -120,7 +125,9 @@ class Documents:
         for tokens_S, scored_S, documents in zip(tokens_RS, scored_RS, chosen, strict=True):
             position = 0
             for document in documents:
-                begin, split, end = self._begin_N[document], self._split_N[document], self._end_N[document]
+                begin = self._begin_N[document]
+                split = self._split_N[document]
+                end = self._end_N[document]
                 answer = position + split - begin
                 tokens_S[position:answer] = self._ids[begin:split]
                 position += end - begin
@@ -132,7 +139,8 @@ class Documents:
 def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:
     """first_R and N: the documents that begin the rows, in order; each row takes as many as fit its T + 1 tokens."""
     end_N = np.cumsum(length_N)
-    first, starts = 0, []
+    first = 0
+    starts = []
     while first < len(length_N):
         starts.append(first)
         row_begin = end_N[first] - length_N[first]
@@ -154,13 +162,16 @@ class AnswerSource(CorpusSource):
     def _check_lengths(self, seq_len: int) -> None:
         sides = (self._train, self._val)
         longest = max(sides, key=lambda side: side.length_N.max())
-        most, lengths = int(longest.length_N.max()), np.concatenate([side.length_N for side in sides])
+        most = int(longest.length_N.max())
+        lengths = np.concatenate([side.length_N for side in sides])
         if most > seq_len + 1:
             prompt = self.corpus.tokenizer().decode(longest.prompt(int(longest.length_N.argmax()))[:200].tolist())
-            long = f"{(lengths > seq_len + 1).sum():,} of {len(lengths):,} documents"
-            told = f"{long} of corpus={self.corpus.manifest.corpus!r} are longer than seq_len={seq_len}"
-            first = f"the longest has {most - 1:,} tokens ({' '.join(prompt.split())[:60]!r}...)"
-            raise ValueError(f"{told}: {first}; set seq_len to {most - 1} or more, or leave them out")
+            raise ValueError(
+                f"{(lengths > seq_len + 1).sum():,} of {len(lengths):,} documents of "
+                f"corpus={self.corpus.manifest.corpus!r} are longer than seq_len={seq_len}: "
+                f"the longest has {most - 1:,} tokens ({' '.join(prompt.split())[:60]!r}...); "
+                f"set seq_len to {most - 1} or more, or leave them out"
+            )
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         per_step = config.batch_tokens // config.seq_len
@@ -181,7 +192,8 @@ class AnswerSource(CorpusSource):
         """The training documents of a row, numbered over all epochs."""
         epoch = 0
         while row >= (n_rows := self._n_rows(seed, seq_len, epoch)):
-            row, epoch = row - n_rows, epoch + 1
+            row = row - n_rows
+            epoch = epoch + 1
         return self._epoch(seed, seq_len, epoch)[row]
 
     def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> list[np.ndarray]:

@@ -117,7 +117,8 @@ class _TokenFile:
     """Documents as ids, appended one after the other."""
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
-        self.path, self.eod = path, encoder.eod
+        self.path = path
+        self.eod = encoder.eod
         self.dtype = np.dtype("<u2" if encoder.size <= 2**16 else "<u4")
         self.documents = self.tokens = self.bytes = 0
 
@@ -169,8 +170,10 @@ def split(texts: Iterable[str], val_fraction: float, part: Callable[[str], str] 
             one_sided = False
             yield from (spare, document)
     if len(seen) < 2:
-        fix = "use a corpus of at least two documents (a file each, a row each, or a .txt file with blank lines in it)"
-        raise ValueError(f"the corpus holds {len(seen)} distinct document(s), and one must be held out; {fix}")
+        raise ValueError(
+            f"the corpus holds {len(seen)} distinct document(s), and one must be held out; "
+            "use a corpus of at least two documents (a file each, a row each, or a .txt file with blank lines in it)"
+        )
     if one_sided:
         assert spare is not None
         yield spare._replace(held_out=not spare.held_out)
@@ -183,7 +186,8 @@ def write_shards(
     Training documents are in the order of the corpus, held-out ones in that of their keys, so that the first tokens of
     val.bin are a random sample of all held-out text. `show` gets the documents and tokens so far."""
     most = config.max_corpus_tokens or sys.maxsize
-    train, val = _TokenFile(folder / TRAIN, encoder), _TokenFile(folder / _UNSORTED, encoder)
+    train = _TokenFile(folder / TRAIN, encoder)
+    val = _TokenFile(folder / _UNSORTED, encoder)
     spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
     # Stop before the split, so that it can still choose a document to hold out.
     texts = takewhile(lambda _: train.tokens < most, kind.texts(config))
@@ -208,13 +212,15 @@ def write_shards(
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents with CHARACTERS_AT_ONCE characters together."""
-    batch, n_characters = [], 0
+    batch = []
+    n_characters = 0
     for document in documents:
         batch.append(document)
         n_characters += len(document.text)
         if n_characters >= CHARACTERS_AT_ONCE:
             yield batch
-            batch, n_characters = [], 0
+            batch = []
+            n_characters = 0
     if batch:
         yield batch
 
@@ -239,8 +245,10 @@ def open_shards(folder: Path) -> Corpus:
 
 def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueError:
     """The error for a held-out part that is too short."""
-    needed = f"{n_tokens:,} held-out tokens are needed after the first {skip_tokens:,}, and {has}"
-    return ValueError(f"no {what} is left: {needed}; lower measure_tokens, raise val_fraction, or use a longer corpus")
+    return ValueError(
+        f"no {what} is left: {n_tokens:,} held-out tokens are needed after the first {skip_tokens:,}, "
+        f"and {has}; lower measure_tokens, raise val_fraction, or use a longer corpus"
+    )
 
 
 def remedy(folder: Path) -> str:
@@ -265,7 +273,8 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
     """The corpus of `config` under `root`, tokenised if needed, and verified by checksum; `tokenizer` is that of the
     model from which training starts, if that model learned it. Raises ValueError for an unusable corpus or tokenizer,
     one with another `eod`, a damaged shard, and local text that changed after tokenisation."""
-    name, kind = corpus_name(config.corpus), data_kind(config.corpus)
+    name = corpus_name(config.corpus)
+    kind = data_kind(config.corpus)
     folder = root / data_id(config, kind)
     if not folder.exists():
         if name.origin == "hub" and not name.place.partition(":")[0]:
@@ -273,8 +282,9 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
         if not name.place:
             raise ValueError(f"corpus={config.corpus!r} names no file; write the path after it: '{config.corpus}PATH'")
         if name.origin == "files" and root.resolve().is_relative_to(local_path(name.place).resolve()):
-            told = f"corpus={config.corpus!r} holds the output folder {root} and would read its own output"
-            raise ValueError(f"{told}; move one")
+            raise ValueError(
+                f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
+            )
         with locked(root / f".{folder.name}.lock"):
             if not folder.exists():
                 _make_folder(config, kind, folder, tokenizer)
@@ -295,7 +305,8 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         tokenizer.save(unfinished)
         with _progress(config.corpus) as show:
             train, val, dtype = write_shards(unfinished, kind.encoder(tokenizer), kind, config, show)
-        saved, rest = unfinished / TOKENIZER_FILE, list[str]()
+        saved = unfinished / TOKENIZER_FILE
+        rest = list[str]()
         place = local_path(corpus_name(config.corpus).place)
         if corpus_name(config.corpus).origin == "files" and place.is_dir():
             rest = left_out(config.corpus)

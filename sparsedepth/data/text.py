@@ -34,12 +34,16 @@ class TextSource(CorpusSource):
         return self.corpus.manifest.val.bytes / self.corpus.manifest.val.tokens
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        n_tokens, chunk_len = len(self.corpus.train), config.chunk_len or config.seq_len
-        n_chunks, per_step = (n_tokens - 1) // chunk_len, config.batch_tokens // chunk_len
+        n_tokens = len(self.corpus.train)
+        chunk_len = config.chunk_len or config.seq_len
+        n_chunks = (n_tokens - 1) // chunk_len
+        per_step = config.batch_tokens // chunk_len
         if n_chunks < per_step:
-            told = f"the training text has {n_tokens:,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and one)"
-            needed = f"a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}"
-            raise ValueError(f"{told}, and {needed}; use a longer corpus or a smaller batch_tokens")
+            raise ValueError(
+                f"the training text has {n_tokens:,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and one), "
+                f"and a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}; "
+                "use a longer corpus or a smaller batch_tokens"
+            )
         chunk_K = step_indices(n_chunks, per_step, config.seed, step)
         start_B = (chunk_K[:, None] * chunk_len + np.arange(0, chunk_len, config.seq_len)).reshape(-1)
         return _windows(self.corpus.train, start_B, config.seq_len)
@@ -107,9 +111,11 @@ def _check_ids(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     largest = max(int(ids.max()) for ids in (corpus.train, corpus.val) if len(ids))
     if largest < config.vocab_size:
         return
-    what, fix = "which ends a document", "set eos_token in its tokenizer_config.json to a token of the model"
+    what = "which ends a document"
+    fix = "set eos_token in its tokenizer_config.json to a token of the model"
     if largest != corpus.manifest.eod:
-        what, fix = repr(corpus.tokenizer().decode([largest])), "name a text without it"
+        what = repr(corpus.tokenizer().decode([largest]))
+        fix = "name a text without it"
     told = f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model vocab_size="
     told += f"{config.vocab_size}, and the text has the id {largest}, {what}"
     raise ValueError(f"{told}; train with vocab_size={largest + 1} or more, or {fix}")

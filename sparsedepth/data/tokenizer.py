@@ -167,8 +167,10 @@ def check_reachable(name: str) -> None:
 
 
 def _not_loadable(name: str, reason: str) -> ValueError:
-    fix = f"name 'byte', 'bpe:SIZE', a folder with a {TOKENIZER_FILE}, or a tokenizer of the hub that can be reached"
-    return ValueError(f"tokenizer={name!r} cannot be loaded ({reason}); {fix}")
+    return ValueError(
+        f"tokenizer={name!r} cannot be loaded ({reason}); name 'byte', 'bpe:SIZE', a folder with a {TOKENIZER_FILE}, "
+        "or a tokenizer of the hub that can be reached"
+    )
 
 
 def _load(name: str) -> FastTokenizer:
@@ -208,8 +210,10 @@ def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Any, config: A
         known = {id: added.content for id, added in backend.get_added_tokens_decoder().items() if added.special}
         token = next((known[id] for id in (ids if isinstance(ids, list) else [ids]) if id in known), None)
     if not isinstance(token, str):
-        fix = "set eos_token in its tokenizer_config.json, or name another"
-        raise ValueError(f"tokenizer={name!r} has no end-of-sequence token, which must end a document; {fix}")
+        raise ValueError(
+            f"tokenizer={name!r} has no end-of-sequence token, which must end a document; "
+            "set eos_token in its tokenizer_config.json, or name another"
+        )
     if (id := backend.token_to_id(token)) is None:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         id = backend.token_to_id(token)

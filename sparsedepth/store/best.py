@@ -20,6 +20,7 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import (
@@ -69,7 +70,7 @@ class Ranking:
     value)."""
     settings: tuple[str, ...]
     """The label of each row: how it differs from the baseline."""
-    knobs: tuple[Mapping[str, Any], ...]
+    knobs: tuple[Row, ...]
     """All fields of each row's configuration."""
     differences: Settings
     by: str
@@ -203,9 +204,9 @@ def _incomplete(store: Store, search: SweepDefinition | None) -> set[str]:
     return {cell_id for (cell_id,) in store.sql(sql).rows}
 
 
-def _cells(rows: Sequence[Mapping[str, Any]], by: str, beside: Sequence[str], incomplete: set[str]) -> list[Ranked]:
+def _cells(rows: Sequence[Row], by: str, beside: Sequence[str], incomplete: set[str]) -> list[Ranked]:
     """One entry per cell or measured model; several where the tuning roles of its runs differ between folders."""
-    by_cell = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
+    by_cell = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in rows:
         by_cell[row["cell_id"], row["model"], row["tuning"], row["tuned_fields"]].append(row)
     return [
@@ -227,12 +228,12 @@ def _cells(rows: Sequence[Mapping[str, Any]], by: str, beside: Sequence[str], in
     ]
 
 
-def _finished(runs: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+def _finished(runs: Sequence[Row], column: str) -> list[float]:
     """The values of a column in finished runs, one per seed, without missing ones."""
     return seed_means((run["seed"], run[column]) for run in runs if run["outcome"] == "ok" and run[column] is not None)
 
 
-def _mean(runs: Sequence[Mapping[str, Any]], column: str) -> float | None:
+def _mean(runs: Sequence[Row], column: str) -> float | None:
     """Mean over seeds; None where a run did not finish or has no value."""
     is_complete = all(run["outcome"] == "ok" and run[column] is not None for run in runs)
     return mean_interval(_finished(runs, column))[0] if is_complete else None

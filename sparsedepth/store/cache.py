@@ -77,13 +77,15 @@ def _segments(folder: Path, part: Part) -> list[Rows]:
     """The segments with runs of this part, the largest first, each run once; those of no use are deleted."""
     if folder.is_symlink():
         return []
-    names, opened = _names(folder), dict[str, Rows | None]()
+    names = _names(folder)
+    opened = dict[str, Rows | None]()
     for _ in range(3):  # another process may merge some meanwhile
         opened = {name: _open(folder / name) for name in names}
         if all(opened.values()) or names == (names := _names(folder)):
             break
     expected = {run.key for run in part.runs}
-    missing, segments = set(expected), []
+    missing = set(expected)
+    segments = []
     for name, segment in sorted(opened.items(), key=lambda item: -len(item[1] or ())):
         keys = segment.keys if segment else []
         kept = [key in missing for key in keys]

@@ -26,7 +26,9 @@ class DamagedRun(ValueError):
 
     def __init__(self, folder: Path, name: str, problem: str, message: str = "") -> None:
         super().__init__(message or f"{self.what} {str(folder)!r} {self.state}: {name} {problem}; {self.fix}")
-        self.folder, self.name, self.problem = folder, name, problem
+        self.folder = folder
+        self.name = name
+        self.problem = problem
 
 
 class OtherVersion(DamagedRun):

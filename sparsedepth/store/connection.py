@@ -134,7 +134,8 @@ class Store(AbstractContextManager["Store"]):
                 connection.register(name, self._cached[name].dataset())  # in place of an empty table
                 del self._cached[name]  # only now: reading may fail, and is then tried again
             if self._folders and "runs" in tables:
-                folders, self._folders = self._folders, {}
+                folders = self._folders
+                self._folders = {}
                 self._add_tuning(folders)
             with read_only(connection), after(self.time_limit, connection.interrupt):
                 return fetch(connection.execute(statement))
@@ -164,8 +165,11 @@ class Store(AbstractContextManager["Store"]):
             sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
             runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
             columns |= tuning_columns(tuning, [cells[run["cell_id"]] | run for run in runs])
-        names = "run_id, cluster, n_layers, steps, tokens_trained"
-        columns |= earlier_points(self.sql(f"SELECT {names} FROM runs WHERE origin = '{WATCHED}'").records())
+        columns |= earlier_points(
+            self.sql(
+                f"SELECT run_id, cluster, n_layers, steps, tokens_trained FROM runs WHERE origin = '{WATCHED}'"
+            ).records()
+        )
         if columns:
             schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
             self._connection.register("tuning", rows_table([*columns.values()], schema))
@@ -223,8 +227,10 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 def _run_columns(root: Path) -> str:
     """SQL of the columns of `runs`: the root is the `source`, joined to `folder`, which is '.' for a run as root."""
     prefix = utf8(str(root)).replace("'", "''")
-    folder = f"if(folder = '.', '{prefix}', '{prefix}/' || folder)"
-    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"
+    return (
+        f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE (if(folder = '.', '{prefix}', "
+        f"'{prefix}/' || folder) AS folder), '{prefix}' AS {SOURCE.name}"
+    )
 
 
 def _make_views(
@@ -338,11 +344,13 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")
     (statement,) = statements
     if statement.type == duckdb.StatementType.MULTI:
-        example = "FROM layers PIVOT (avg(value) FOR metric IN ('a', 'b'))"
-        raise ValueError(f"PIVOT needs its values spelled out here: {example}")
+        raise ValueError(
+            "PIVOT needs its values spelled out here: FROM layers PIVOT (avg(value) FOR metric IN ('a', 'b'))"
+        )
     if statement.type != duckdb.StatementType.SELECT:
         raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
-    tables, nodes = set(), syntax_nodes(connection, statement.query)
+    tables = set()
+    nodes = syntax_nodes(connection, statement.query)
     for node in reversed(nodes):
         table = str(node.get("table_name")).lower()
         tables.add(table)
@@ -351,8 +359,10 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         if node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
             if function not in TABLE_FUNCTIONS:
-                others = f"{', '.join((*COLUMNS, 'evals'))} (and {', '.join(sorted(TABLE_FUNCTIONS))})"
-                raise ValueError(f"the table function {function!r} is not allowed here; query the views {others}")
+                raise ValueError(
+                    f"the table function {function!r} is not allowed here; query the views "
+                    f"{', '.join((*COLUMNS, 'evals'))} (and {', '.join(sorted(TABLE_FUNCTIONS))})"
+                )
     refuse_functions(nodes, TABLE_FUNCTIONS)
     return statement, tables
 

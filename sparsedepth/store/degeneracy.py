@@ -106,7 +106,8 @@ class UsableForm(NamedTuple):
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    constant, own = _constant(score, scored), [reasons_in(score, run) for run in scored]
+    constant = _constant(score, scored)
+    own = [reasons_in(score, run) for run in scored]
     reasons = ((*_shared_reason(constant, run), *of_run) for run, of_run in zip(scored, own, strict=True))
     return Degeneracy(
         score=score,
@@ -149,7 +150,8 @@ def _has_value(score: str, run: Run) -> bool:
 def reasons_in(score: str, run: Run) -> list[Reason]:
     """Why a score is degenerate in a run by itself; empty where it is not."""
     value, lo, hi, share, loss = _numbers(run, score, f"{score}_lo", f"{score}_hi", _SHARES.get(score, ""), "val_loss")
-    quantity, weakness = IN_RUNS[score], weakness_of_run(run)
+    quantity = IN_RUNS[score]
+    weakness = weakness_of_run(run)
     reasons = [Reason(weakness)] if weakness and weakness != "unknown" else []
     if quantity.is_relative and loss is not None and loss < SMALL_LOSS:
         reasons.append(Reason("loss", SMALL_LOSS))
@@ -265,7 +267,8 @@ class LayerMetrics(NamedTuple):
 def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> LayerMetrics:
     """Where most runs have a loss below SMALL_LOSS, metrics divided by it give way to their absolute form, if that is
     among `metrics`."""
-    names, losses = dict.fromkeys(metrics), runs["val_loss"].dropna()
+    names = dict.fromkeys(metrics)
+    losses = runs["val_loss"].dropna()
     drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
     if not (losses < SMALL_LOSS).sum() > MOST * len(losses):
         return LayerMetrics(drawn, [])

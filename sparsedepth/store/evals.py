@@ -128,7 +128,8 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 
 def _parse(files: Files) -> Evaluation:
-    folder, marker = files.folder, files.marker
+    folder = files.folder
+    marker = files.marker
     if set(marker.files) != {FILE}:
         raise DamagedRun(folder, MARKER, f"does not list exactly {FILE}")
     content = files.read(FILE)
@@ -165,7 +166,8 @@ def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str,
     for one in second.answers:
         pairs = [*zip(before.get((one.metric, one.filter), ""), one.correct, strict=False)]
         if pairs:
-            lost, gained = pairs.count(("1", "0")), pairs.count(("0", "1"))
+            lost = pairs.count(("1", "0"))
+            gained = pairs.count(("0", "1"))
             lo, hi = paired_share_interval(gained, lost, len(pairs))
             rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
     return rows

@@ -68,11 +68,14 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
     metadata = parquet.metadata
     groups = range(metadata.num_row_groups) if groups is None else groups
     limit = max(MAX_DECODED, MAX_RATIO * file.size())
-    n_rows, n_bytes, texts = 0, 0, dict[str, int]()
+    n_rows = 0
+    n_bytes = 0
+    texts = dict[str, int]()
     for row_group in map(metadata.row_group, groups):
         n_rows += row_group.num_rows
         for index in range(row_group.num_columns):
-            chunk, width = row_group.column(index), metadata.schema.column(index).length
+            chunk = row_group.column(index)
+            width = metadata.schema.column(index).length
             name, _, inner = chunk.path_in_schema.partition(".")
             if name not in names:
                 continue
@@ -96,15 +99,19 @@ def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:
     """Raises ValueError for two rows with the same keys, numbers or dictionaries of texts: a run would count twice."""
     import numpy as np  # slow to import, and rarely needed
 
-    code_N, n_codes = np.zeros(len(rows), dtype=np.int64), 1
+    code_N = np.zeros(len(rows), dtype=np.int64)
+    n_codes = 1
     for name in keys if len(rows) else ():
         column = rows[name].unify_dictionaries().combine_chunks()
         values = column.indices if isinstance(column, pa.DictionaryArray) else column
         value_N = values.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        least, most = int(value_N.min()), int(value_N.max())
+        least = int(value_N.min())
+        most = int(value_N.max())
         if n_codes * (most - least + 1) >= 2**62:
             code_N, value_N = (np.unique(each_N, return_inverse=True)[1] for each_N in (code_N, value_N))
-            n_codes, least, most = int(code_N.max()) + 1, 0, int(value_N.max())
+            n_codes = int(code_N.max()) + 1
+            least = 0
+            most = int(value_N.max())
         code_N = code_N * (most - least + 1) + (value_N - least)
         n_codes *= most - least + 1
     in_order_N = np.sort(code_N)

@@ -48,7 +48,7 @@ from sparsedepth.files import (
     write_text,
 )
 from sparsedepth.quantities.measured import PLUGINS
-from sparsedepth.quantities.quantity import Table
+from sparsedepth.quantities.quantity import Row, Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
 from sparsedepth.store.parquet import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
@@ -69,8 +69,6 @@ FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHT
 """All files of a record; copies may lack the weights."""
 
 _SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +228,9 @@ def _without_nan(values: dict[str, Any]) -> Any:
 
 def run_files(files: Files) -> Files:
     """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
-    folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
+    folder = files.folder
+    listed = files.marker.files
+    run_id = files.marker.run_id
     if MODEL not in listed and run_id != folder.name and run_id != folder.resolve().name:  # for a folder given as '.'
         message = f"run folder {str(folder)!r} holds run {run_id[:40]!r} under another name; rename it to that"
         raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name", message)
@@ -285,7 +285,8 @@ def read_record(folder: Path) -> Record:
 
 def parse_record(files: Files) -> Record:
     """The record in these files. Raises DamagedRun."""
-    folder, marker = files.folder, files.marker
+    folder = files.folder
+    marker = files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
     (subject,) = (name for name in SUBJECTS if name in contents)
     manifest = parse_object(folder, "manifest.json", contents["manifest.json"])

@@ -180,12 +180,15 @@ def answered(store: Store, name: str) -> Answered:
         hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
         raise ValueError(f"no question is called {name!r}; {hint}")
     if name == SIGNAL_TO_NOISE:
-        query, settings, scores = _SIGNAL_TO_NOISE, None, ()
+        query = _SIGNAL_TO_NOISE
+        settings = None
+        scores = ()
         result = signal_to_noise.answer(store)
         of_all_layers = tuple(row for row in result.rows if row[0] not in signal_to_noise.FORMS)
         shown = replace(result, rows=of_all_layers).of_columns(signal_to_noise.IN_TERMINAL)
     else:
-        query, settings = QUESTIONS[name], read_settings(store)
+        query = QUESTIONS[name]
+        settings = read_settings(store)
         scores = tuple(_sound_scores(store, query))
         result = _result(store, query, [*dict.fromkeys(usable.form for usable in scores)], settings)
         shown = with_setting_column(result, settings) if settings else result

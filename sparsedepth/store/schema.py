@@ -46,7 +46,8 @@ MANIFEST_COLUMNS = (
 
 def column_type(annotation: Any) -> str:
     """The SQL type of a field's annotation; a tuple is JSON text, so that it can be grouped and compared."""
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inner = get_args(annotation)
     if origin in (Union, types.UnionType, Annotated):
         return column_type(next(option for option in inner if option is not types.NoneType))
     return _TYPES[type(inner[0]) if origin is Literal else origin or annotation]
@@ -176,8 +177,10 @@ def refuse_taken(plugin: Plugin) -> None:
         mine = {column.name: column for column in own if column.view == view}
         names = Counter(column.name for column in (*columns, *others) if column != mine.get(column.name))
         if taken := [name for name in mine if names[name]]:
-            told = f"the plugin {plugin.name} has a quantity {taken[0]!r}, which is a column of {view} already"
-            raise ValueError(f"{told}; choose another name")
+            raise ValueError(
+                f"the plugin {plugin.name} has a quantity {taken[0]!r}, which is a column of {view} already; "
+                "choose another name"
+            )
 
 
 for _plugin in PLUGINS:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
@@ -32,7 +33,7 @@ BUDGET = "train_tokens"
 
 
 @functools.cache
-def _defaults() -> Mapping[str, Any]:
+def _defaults() -> Row:
     """RunConfig's defaults, as stored in `runs`."""
     return stored_fields(RunConfig())
 
@@ -46,7 +47,7 @@ class Configuration:
     """Name of a model that was only measured, whose unstated knobs are not known."""
     tuned: frozenset[str] = frozenset()
     """Fields whose values tuning chose."""
-    knobs: Mapping[str, Any]
+    knobs: Row
     params: float | None = None
     flops: float | None = None
     """Total parameters and training FLOPs, means over seeds."""
@@ -226,7 +227,7 @@ def _follows(name: str, others: Sequence[str], cells: Sequence[Configuration]) -
     )
 
 
-def sparsity_rank(name: str, values: Mapping[str, Any]) -> tuple[float, float]:
+def sparsity_rank(name: str, values: Row) -> tuple[float, float]:
     """Sort key of a field's value in a configuration, the least sparse first: no experts before many."""
     value = values[name]
     number = float(value) if isinstance(value, int | float) else 0.0
@@ -258,7 +259,7 @@ def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> 
     return min(trained, key=distance)
 
 
-def _default(name: str, knobs: Mapping[str, Any]) -> Any:
+def _default(name: str, knobs: Row) -> Any:
     """The value of a field that is left out; of a size that follows from others (n_kv_heads from n_heads), theirs."""
     if not _ROLES[name].derived_if_missing:
         return _defaults()[name]

@@ -104,10 +104,12 @@ def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
     cells = values.groupby(["n_layers", "cell_id"])["value"].agg(n="count", mean="mean", variance="var").reset_index()
     cells = cells[cells["n"] >= 2]
     cells = cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
-    depth, n = cells["n_layers"], cells["n"]
+    depth = cells["n_layers"]
+    n = cells["n"]
     n_runs = n.groupby(depth).sum()
     depth_mean = depth.map((n * cells["mean"]).groupby(depth).sum() / n_runs)
-    df_between, df_within = len(cells) - len(n_runs), int((n - 1).sum())
+    df_between = len(cells) - len(n_runs)
+    df_within = int((n - 1).sum())
     within = ((n - 1) * cells["variance"]).sum() / max(df_within, 1)
     if not within > 0:
         return None
@@ -118,7 +120,8 @@ def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
 
 def _row(found: _Variances) -> dict[str, Any]:
     """A quantity's columns but for its name and `degenerate`."""
-    noise, ratio = math.sqrt(found.within), float(found.between / found.within)
+    noise = math.sqrt(found.within)
+    ratio = float(found.between / found.within)
     ratios = (ratio, *_ratio_interval(ratio, found.df_between, found.df_within))
     estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / found.n0) for end in ratios)
     return {

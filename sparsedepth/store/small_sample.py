@@ -22,7 +22,8 @@ def two_sided_p(t: float, df: int) -> float:
     """P(|T| > |t|) of Student's distribution with `df` whole degrees of freedom, to about 1e-15 absolute."""
     assert df >= 1
     angle = math.atan(abs(t) / math.sqrt(df))
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     odd = df % 2
     # The terms cos^k with coefficients 2/3, 4/5, ... (df odd) or 1/2, 3/4, ... (df even), up to k = df - 2.
     factors = (cosine * cosine * (k - 1) / k for k in range(3 if odd else 2, df - 1, 2))
@@ -34,7 +35,8 @@ def two_sided_p(t: float, df: int) -> float:
 @cache
 def t_critical(df: int) -> float:
     """The t that |T| exceeds with probability 1 - LEVEL, by bisection: 12.706 for df = 1, 1.96 for many."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while two_sided_p(high, df) > 1 - LEVEL:
         high *= 2
     for _ in range(60):
@@ -71,7 +73,8 @@ def share_interval(share: float, n: float) -> tuple[float, float]:
     (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)"""
     middle = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    lo, hi = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
+    lo = (middle - half) / (1 + Z**2 / n)
+    hi = (middle + half) / (1 + Z**2 / n)
     return 0.0 if share == 0 else max(0.0, lo), 1.0 if share == 1 else min(1.0, hi)  # exact in spite of rounding
 
 
@@ -79,6 +82,7 @@ def paired_share_interval(lost: int, gained: int, n: int) -> tuple[float, float]
     """95% interval of the difference of two shares of the same n trials, (lost - gained) / n: the first alone holds in
     `lost` of them, the second alone in `gained` (Agresti and Min 2005, eq. 1: Wald's after half a trial in each cell).
     """
-    difference, n = (lost - gained) / (n + 2), n + 2
+    difference = (lost - gained) / (n + 2)
+    n = n + 2
     half = Z * math.sqrt((lost + gained + 1) / n - difference**2) / math.sqrt(n)
     return max(-1.0, difference - half), min(1.0, difference + half)

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
-from sparsedepth.quantities.quantity import Table
+from sparsedepth.quantities.quantity import Row, Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
 from sparsedepth.store.parquet import (
     arrow_schema,
@@ -188,7 +188,7 @@ class Rows:
 
 
 def write_tables(
-    folder: Path, rows: Rows, facts: Mapping[str, Any], level: int | None = None, others: Mapping[str, pa.Table] = {}
+    folder: Path, rows: Rows, facts: Row, level: int | None = None, others: Mapping[str, pa.Table] = {}
 ) -> None:
     """Write the files and `others`, compressed at `level`, into a folder that nobody reads; the index has `facts`."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
@@ -207,17 +207,25 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     views: dict[Table, tuple[int, int]] = {}
     fields = {field.name: field for table in TABLES for field in view_schema(table)}  # a name has the same type in all
     schema = pa.schema([pa.field("view", pa.string()), *fields.values()])
-    content, compression = io.BytesIO(), codec_of(sum(rows.nbytes for rows in tables.values()), level)
+    content = io.BytesIO()
+    compression = codec_of(sum(rows.nbytes for rows in tables.values()), level)
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     repeating = [name for name in schema.names if name not in floats]  # a dictionary of distinct floats only adds bytes
-    encoding: Any = {"use_dictionary": repeating, "use_byte_stream_split": floats}
-    with pq.ParquetWriter(content, schema, compression=compression, compression_level=level, **encoding) as writer:
+    with pq.ParquetWriter(
+        content,
+        schema,
+        compression=compression,
+        compression_level=level,
+        use_dictionary=repeating,
+        use_byte_stream_split=floats,
+    ) as writer:
         end = 0
         for view, rows in tables.items():
             columns = {name: rows[name] for name in rows.column_names} | {"view": _repeated(view, len(rows))}
             missing = {name: pa.nulls(len(rows), schema.field(name).type) for name in {*schema.names} - columns.keys()}
             writer.write_table(pa.table({**columns, **missing}).select(schema.names), row_group_size=GROUP_ROWS)
-            first, end = end, end + math.ceil(len(rows) / GROUP_ROWS)
+            first = end
+            end = end + math.ceil(len(rows) / GROUP_ROWS)
             views[view] = first, end
     return views, content.getvalue()
 
@@ -230,7 +238,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return {"files": {}, **index}
 
 
-def open_file(folder: Path, index: Mapping[str, Any], name: str) -> StoredTable | None:
+def open_file(folder: Path, index: Row, name: str) -> StoredTable | None:
     """An open file, its checksum verified; None if the index lists none of that name. Raises ValueError or OSError."""
     expected = index["files"].get(f"{name}.parquet")
     if expected is None:
@@ -246,13 +254,13 @@ def open_file(folder: Path, index: Mapping[str, Any], name: str) -> StoredTable 
     return StoredTable(path, file, metadata.schema.to_arrow_schema(), range(metadata.num_row_groups))
 
 
-def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema) -> pa.Table:
+def read_table(folder: Path, index: Row, name: str, schema: pa.Schema) -> pa.Table:
     """The columns of a schema in a file. Raises as `open_file` does."""
     file = open_file(folder, index, name)
     return file.part(schema).in_memory() if file else empty_table(schema)
 
 
-def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
+def read_runs(folder: Path, index: Row) -> pa.Table:
     """`runs`, `completed`; of a version that is not READABLE its keys alone. Raises as `open_file` does."""
     schema = runs_schema()
     file = open_file(folder, index, "runs")
@@ -264,7 +272,7 @@ def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
     return completed(runs, schema) if is_readable else runs
 
 
-def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
+def open_views(folder: Path, index: Row) -> dict[Table, pa.Table | LazyTable]:
     """All views but `runs`, from one open file. Raises as `open_file` does."""
     views: dict[Table, pa.Table | LazyTable] = {view: empty_table(view_schema(view)) for view in TABLES}
     if "views" in index:
@@ -286,7 +294,8 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     absent = [field for field in schema if field.name not in present]
     if not absent:
         return runs.select(schema.names)
-    fields, later = RunConfig.model_fields, {"plugins", *(column.name for column in quantities.RUNS)}
+    fields = RunConfig.model_fields
+    later = {"plugins", *(column.name for column in quantities.RUNS)}
     if missing := [field.name for field in absent if field.name not in fields and field.name not in later]:
         raise OtherColumns(missing[0])
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
@@ -347,8 +356,13 @@ def _run_row(run: Record) -> dict[str, Any]:
 def _subject_columns(subject: Subject) -> dict[str, Any]:
     """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
     if isinstance(subject, ImportedRun):
-        origin = {"cell_id": subject.cell_id, "origin": subject.origin, "cluster": subject.cluster}
-        return {**origin, "unknown_fields": ",".join(subject.unknown), **subject.config}
+        return {
+            "cell_id": subject.cell_id,
+            "origin": subject.origin,
+            "cluster": subject.cluster,
+            "unknown_fields": ",".join(subject.unknown),
+            **subject.config,
+        }
     if isinstance(subject, RunConfig):
         return {**_cell_columns(subject.cell), **{name: getattr(subject, name) for name in REPLICATE_FIELDS}}
     return {"cell_id": f"c-{subject.run_id}", "model": subject.model, **stored_fields(subject)}
@@ -363,7 +377,7 @@ def _cell_columns(cell: RunConfig) -> dict[str, Any]:
     }
 
 
-def _typed(run: Record, file: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(run: Record, file: str, values: Row) -> dict[str, Any]:
     """The values that are not NULL, each in its column's type. Raises DamagedRun."""
     typed = {}
     for name, value in values.items():

@@ -121,6 +121,7 @@ def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length
     one_gate = {"renormalise_gates": False} if values.get("n_experts") and values.get("top_k") == 1 else {}
-    width, n_heads = values.get("d_model", 0), RunConfig.model_fields["n_heads"].default
+    width = values.get("d_model", 0)
+    n_heads = RunConfig.model_fields["n_heads"].default
     heads = {"n_heads": math.gcd(width // 2, n_heads)} if width else {}  # of even width each
     return {**heads, **one_gate, **values, "batch_tokens": step, "train_tokens": max(1, round(tokens / step)) * step}

@@ -28,6 +28,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.space import grid_points
+from sparsedepth.quantities.quantity import Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
     return runs[runs["model"].isna()] if "model" in runs.columns else runs
 
 
-def earlier_points(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def earlier_points(points: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """run_id -> it and its role, of the points of watched trainings (their run_id, cluster, n_layers, steps and
     tokens_trained) that are not compared."""
     by_depth = defaultdict[int, defaultdict[str, dict[int, str]]](lambda: defaultdict(dict))
@@ -122,7 +123,7 @@ def read_tuning(results: Path) -> Tuning | None:
     )
 
 
-def tuning_columns(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def tuning_columns(tuning: Tuning, runs: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """run_id -> it and its TUNING_COLUMNS, from the runs of a results folder; none where only one value was run."""
     groups = defaultdict(list)
     configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
@@ -134,8 +135,9 @@ def tuning_columns(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[st
     return {run_id: {"run_id": run_id, "tuning": role, **shared} for run_id, role in roles}
 
 
-def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
-    losses, tuning_only = _losses(tuning, group), {*tuning.tuning_seeds} - {*tuning.seeds}
+def _roles(tuning: Tuning, group: Sequence[Row]) -> dict[str, TuningRole]:
+    losses = _losses(tuning, group)
+    tuning_only = {*tuning.tuning_seeds} - {*tuning.seeds}
     if len(losses) < 2:
         return {run["run_id"]: "tuning" for run in group if run["seed"] in tuning_only}
     axes = tuning.grid or [sorted({*axis}) for axis in zip(*losses, strict=True)]
@@ -150,7 +152,7 @@ def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[str, Tuni
     }
 
 
-def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[TunedValues, float]:
+def _losses(tuning: Tuning, group: Sequence[Row]) -> dict[TunedValues, float]:
     """The mean loss of each value over the tuning seeds; math.inf where one diverged, or fewer were run than at others.
 
     Configurations without any tuning seed are of sweeps from before these existed: tuned with the first seed."""
@@ -167,7 +169,7 @@ def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[TunedVal
     }
 
 
-def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
+def objective_as_loss(summary: Row, objective: str) -> float:
     """The objective of a row of `runs`, or of a summary, as a loss (lower is better); math.inf if it diverged."""
     value = summary.get(objective)
     is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
@@ -195,7 +197,8 @@ def tune(
         wider = {name: extended(values, best[name]) for name, values in axes.items()}
         if wider == axes or extensions == 0:
             return points, best, True
-        axes, extensions = wider, extensions - 1
+        axes = wider
+        extensions = extensions - 1
 
 
 def is_at_edge(value: float, values: Collection[float]) -> bool:
@@ -213,5 +216,5 @@ def extended(values: Sequence[float], best: float) -> list[float]:
     return list(values)
 
 
-def _point(tuning: Tuning, run: Mapping[str, Any]) -> TunedValues:
+def _point(tuning: Tuning, run: Row) -> TunedValues:
     return tuple(run[name] for name in tuning.fields)

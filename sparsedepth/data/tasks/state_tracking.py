@@ -45,7 +45,8 @@ def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_ou
 def follow(table_SK: np.ndarray, start_N: np.ndarray, operation_NT: np.ndarray) -> np.ndarray:
     """The state before the first operation and after each: [N, T + 1]."""
     n_operations = table_SK.shape[1]
-    flat_SK, state_TN = table_SK.ravel(), np.empty((operation_NT.shape[1] + 1, len(start_N)), dtype=np.int64)
+    flat_SK = table_SK.ravel()
+    state_TN = np.empty((operation_NT.shape[1] + 1, len(start_N)), dtype=np.int64)
     state_TN[0] = start_N
     for place, operation_N in enumerate(np.ascontiguousarray(operation_NT.T)):
         np.take(flat_SK, state_TN[place] * n_operations + operation_N, out=state_TN[place + 1])
@@ -66,7 +67,8 @@ def _text(
     is_state_NS = np.roll(is_equals_NS, 1, axis=1)
     is_state_NS[:, 0] = True
     is_operation_NS = ~(is_equals_NS | is_state_NS)
-    states, n_operations = n_states(task), table_SK.shape[1]
+    states = n_states(task)
+    n_operations = table_SK.shape[1]
     operation_NS = draws.below(n_operations, n_sequences, length)
     # The identity is used at positions without an operation.
     extended_SK = np.concatenate((table_SK, np.arange(states)[:, None]), axis=1)
@@ -89,7 +91,8 @@ def elements(group: str) -> np.ndarray:
     if group == "A4xZ5":
         factors = itertools.product(elements("A4"), elements("Z5"))
         return np.array([(a_4[:, None] * 5 + z_5).ravel() for a_4, z_5 in factors])  # (a, z) is point 5 a + z
-    kind, n = group[0], int(group[1:])
+    kind = group[0]
+    n = int(group[1:])
     if kind == "Z":
         return (np.arange(n)[:, None] + np.arange(n)) % n
     permutations = np.array(list(itertools.permutations(range(n))), dtype=np.int64)
@@ -104,7 +107,8 @@ def products(left_GP: np.ndarray, right_HP: np.ndarray) -> np.ndarray:
 
 def generates(operations_KP: np.ndarray, order: int) -> bool:
     """Whether the operations generate the whole group: products of any number of them are all its elements."""
-    reached_GP, n_before = operations_KP, 0
+    reached_GP = operations_KP
+    n_before = 0
     while len(reached_GP) > n_before:
         n_before = len(reached_GP)
         further_NP = products(operations_KP, reached_GP).reshape(-1, operations_KP.shape[1])

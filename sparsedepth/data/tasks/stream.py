@@ -75,7 +75,8 @@ class TaskSource(Source):
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         check_one_sequence(n_tokens, seq_len)
-        first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
+        first = -(-skip_tokens // seq_len)
+        n = n_tokens // seq_len
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
         parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
@@ -94,7 +95,8 @@ class TaskSource(Source):
             assert part.difficulty is not None
             return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
 
-        sizes, columns = (config.seq_len * levels, config.vocab_size), (None, "chance_loss")
+        sizes = (config.seq_len * levels, config.vocab_size)
+        columns = (None, "chance_loss")
         # Not training sequences, of which text forms score other positions too.
         fresh = self.held_out(config.seq_len, max(CHANCE_POSITIONS, config.seq_len), config.val_tokens)
         return Counted(held_out, [fresh], position_and_difficulty, *sizes, columns)
