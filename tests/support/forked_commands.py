@@ -33,7 +33,7 @@ from pathlib import Path
 
 HEAVY = ("torch._dynamo", "pandas", "pyarrow.parquet", "duckdb", "optuna", "seaborn", "scipy.stats", "scipy.optimize",
          "datasets", "transformers", "rich.live")  # fmt: skip
-NOT_HERE = ("sparsedepth.sweep.preload", "sparsedepth.trackers")
+NOT_HERE = ("sparsedepth.sweep.preload", "sparsedepth.trackers", "sparsedepth.watch.lightning")
 """A process that forks in its own way, and packages that need not be there."""
 SPAWN = multiprocessing.util.spawnv_passfds
 FAULTS = Path(__file__).parents[1] / "chaos" / "faults"
@@ -120,10 +120,11 @@ def _address() -> str:
             path.unlink(missing_ok=True)
             settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SPARSEDEPTH_FAULTS": os.devnull}
             python_path = os.pathsep.join(filter(None, [str(FAULTS), os.environ.get("PYTHONPATH")]))
-            subprocess.Popen(
+            server = subprocess.Popen(
                 [sys.executable, __file__, str(path)], env={**os.environ, **settings, "PYTHONPATH": python_path}
             )
             while presence.connect_ex(str(path)):
+                assert server.poll() is None, "the server of forked commands could not import what commands need"
                 time.sleep(0.05)
         atexit.register(presence.close)
     return str(path)
