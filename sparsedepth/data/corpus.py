@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.run import DataConfig
 from sparsedepth.files import digest, local_path, open_regular, repository_of, unreadable
-from sparsedepth.words.plain_text import did_you_mean, one_line
+from sparsedepth.words.plain_text import did_you_mean, one_line, utf8
 
 if TYPE_CHECKING:
     import pyarrow
@@ -205,7 +205,7 @@ def _read_local(config: DataConfig) -> Iterator[str]:
         else:
             for place, row in json_objects(file):  # only the type of this field matters
                 _check_field(row, place, config)
-                yield plain(_text(row[config.text_field], place, config))
+                yield utf8(_text(row[config.text_field], place, config))
 
 
 def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -276,11 +276,6 @@ def _parsed(text: str, place: str) -> Any:
 
 def _no_object(place: str) -> ValueError:
     return ValueError(f"{place} is not a JSON object; write one object per line")
-
-
-def plain(text: str) -> str:
-    """Text that UTF-8 can encode: JSON can contain half a surrogate pair."""
-    return text.encode("utf-8", errors="replace").decode()
 
 
 def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:

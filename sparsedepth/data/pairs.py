@@ -22,11 +22,12 @@ import numpy as np
 
 from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
+from sparsedepth.data.corpus import file_kind, json_objects, local_files
 from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare
 from sparsedepth.data.sequences import Sequences, Source, shuffled
 from sparsedepth.data.text import TextKind
 from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.words.plain_text import utf8
 
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
@@ -53,7 +54,7 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
     def text(name: str, value: object) -> str:
         if not isinstance(value, str):
             raise ValueError(f"{place} holds {type(value).__name__} in {name!r}, not text")
-        return plain(value)
+        return utf8(value)
 
     def required(name: str) -> str:
         if name not in row:

@@ -33,6 +33,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
 from sparsedepth.model.init import OUTPUTS
 from sparsedepth.probe.hf_types import hf_names
+from sparsedepth.words.export import export_notes
 
 Weights = dict[str, Tensor]
 
@@ -93,7 +94,11 @@ def architecture(config: ModelConfig) -> Architecture:
     if reasons:
         raise ValueError(f"this model cannot be exported to transformers: {'; '.join(reasons)}")
     family = _family(config)
-    return Architecture(family=family, values={**_common(config), **_OWN[family](config)}, notes=notes(config, family))
+    return Architecture(
+        family=family,
+        values={**_common(config), **_OWN[family](config)},
+        notes=export_notes(config, family, _has_pairs(config)),
+    )
 
 
 def _family(config: ModelConfig) -> str:
@@ -202,38 +207,6 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
 }
-
-
-def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
-    """What is folded into the weights, and other notes for users of the weights."""
-    misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(config, name) or 0) % 8]
-    place = "the norms after the branches" if _has_out_norms(config) else "the output projections"
-    # fmt: off
-    folded = (
-        (config.depth_scale == "lns", "LayerNorm Scaling (1/sqrt(layer)) is folded into the weights of the norms"),
-        (config.depth_scale.startswith(("after_branch", "after_attention", "after_ffn")),
-         f"depth_scale={config.depth_scale} (1/sqrt(layer)) is folded into {place}"),
-        (config.depth_scale == "before_norm",
-         "depth_scale=before_norm is left out: a norm undoes it, except for epsilon, here norm_eps in every layer "
-         "and norm_eps x layer in the run"),
-        (config.parametrisation != "standard",
-         f"factors of parametrisation={config.parametrisation} are folded into weights"),
-        (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
-        (config.drops, "dropout is left out: further training would be without"),
-        (config.norm == "peri", "the norm of the embedding is folded into its rows"),
-        (_has_pairs(config),
-         "trained on prompts and answers, several in a sequence with separate attention: use one at a time"),
-        (family == "gemma2", "Gemma-2 represents sandwich norms, with our activation and without its attention cap"),
-        (family == "gemma2" and config.tie_embeddings, "the tied head is a separate matrix here"),
-        (config.n_shared_experts > 0,
-         "the shared expert's gate is 0, which halves it, and its output projection is doubled"),
-        (family in ("qwen2_moe", "qwen3_moe"), f"{family} represents experts that Mixtral cannot express"),
-        (config.n_experts > 0 and bool(misaligned),
-         f"{' and '.join(misaligned)}: the experts' kernel that transformers chooses needs multiples of 8 (of 4 in "
-         "fp32); where it fails, load with experts_implementation='eager'"),
-    )
-    # fmt: on
-    return tuple(note for applies, note in folded if applies)
 
 
 @torch.no_grad()

@@ -35,10 +35,10 @@ from sparsedepth.store.parquet import arrow_schema, empty_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
-from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
+from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, earlier_points, read_tuning, tuning_columns
-from sparsedepth.words.plain_text import database_line, visible
+from sparsedepth.words.plain_text import database_line, utf8, visible
 from sparsedepth.words.runs import damage_text
 
 if TYPE_CHECKING:

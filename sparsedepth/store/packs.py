@@ -31,7 +31,8 @@ from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, f
 from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
-from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run, utf8
+from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run
+from sparsedepth.words.plain_text import utf8
 
 T = TypeVar("T")
 RECORDS = "records"

@@ -43,6 +43,7 @@ from sparsedepth.store.parquet import (
 from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
 from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
 from sparsedepth.store.subject import ImportedRun
+from sparsedepth.words.plain_text import utf8
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -390,11 +391,6 @@ def _typed(run: Record, file: str, values: Row) -> dict[str, Any]:
             raise DamagedRun(run.folder, file, told)
         typed[name] = utf8(value) if kind is str and not value.isascii() else value
     return typed
-
-
-def utf8(text: str) -> str:
-    """The text with characters that UTF-8 cannot encode (lone surrogates, undecodable file names) as '?'."""
-    return text.encode(errors="replace").decode()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth import quantities
 
 if TYPE_CHECKING:
+    from sparsedepth.config.model import ModelConfig
     from sparsedepth.exchange.architecture import Architecture
     from sparsedepth.store.run_record import Record
 
@@ -52,6 +53,38 @@ def export_card(
         _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": versions})),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def export_notes(config: "ModelConfig", family: str, has_pairs: bool) -> tuple[str, ...]:
+    """What is folded into the weights, and other notes for users of the weights."""
+    misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(config, name) or 0) % 8]
+    place = "the norms after the branches" if family == "gemma2" else "the output projections"
+    # fmt: off
+    folded = (
+        (config.depth_scale == "lns", "LayerNorm Scaling (1/sqrt(layer)) is folded into the weights of the norms"),
+        (config.depth_scale.startswith(("after_branch", "after_attention", "after_ffn")),
+         f"depth_scale={config.depth_scale} (1/sqrt(layer)) is folded into {place}"),
+        (config.depth_scale == "before_norm",
+         "depth_scale=before_norm is left out: a norm undoes it, except for epsilon, here norm_eps in every layer "
+         "and norm_eps x layer in the run"),
+        (config.parametrisation != "standard",
+         f"factors of parametrisation={config.parametrisation} are folded into weights"),
+        (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
+        (config.drops, "dropout is left out: further training would be without"),
+        (config.norm == "peri", "the norm of the embedding is folded into its rows"),
+        (has_pairs,
+         "trained on prompts and answers, several in a sequence with separate attention: use one at a time"),
+        (family == "gemma2", "Gemma-2 represents sandwich norms, with our activation and without its attention cap"),
+        (family == "gemma2" and config.tie_embeddings, "the tied head is a separate matrix here"),
+        (config.n_shared_experts > 0,
+         "the shared expert's gate is 0, which halves it, and its output projection is doubled"),
+        (family in ("qwen2_moe", "qwen3_moe"), f"{family} represents experts that Mixtral cannot express"),
+        (config.n_experts > 0 and bool(misaligned),
+         f"{' and '.join(misaligned)}: the experts' kernel that transformers chooses needs multiples of 8 (of 4 in "
+         "fp32); where it fails, load with experts_implementation='eager'"),
+    )
+    # fmt: on
+    return tuple(note for applies, note in folded if applies)
 
 
 def _lines(values: Mapping[str, Any]) -> str:

@@ -35,6 +35,11 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+def utf8(text: str) -> str:
+    """The text with characters that UTF-8 cannot encode (half of a surrogate pair, undecodable file names) as '?'."""
+    return text.encode(errors="replace").decode()
+
+
 def visible(text: str, keep: str = "") -> str:
     """The text with control characters (terminal sequences, line breaks, text direction) escaped, except `keep`."""
     return "".join(
