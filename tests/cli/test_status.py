@@ -200,7 +200,8 @@ def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_whereve
 
 
 def test_no_text_of_a_folder_reaches_the_terminal_as_control_characters(standing):
-    """Titles, colours, cleared screens and 8-bit sequences in whatever a run said; a question with them is refused."""
+    """Titles, colours, cleared screens and 8-bit sequences in whatever a run said; a question with them is
+    refused, and a folder that has one is shown without it."""
     results, works = standing
     evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     works[2].add_failure(evil)
@@ -214,11 +215,10 @@ def test_no_text_of_a_folder_reaches_the_terminal_as_control_characters(standing
     answers.append(sparsedepth("logs", results, works[1].run_id)[0])
     definition = (results / "sweep.yaml").read_text()
     (results / "sweep.yaml").write_text(definition.replace("Do three", '"\\e[2J\\x9b three').replace("two?", 'two?"'))
-    for command in (
-        ("status", results),
-        ("plan", results / "sweep.yaml"),
-        ("sweep", results / "sweep.yaml", "-o", results),
-    ):
+    out, err = sparsedepth("status", results)
+    assert "question=" in err and "must be plain text" in err and "1 complete" in out
+    answers += [out, err]
+    for command in (("plan", results / "sweep.yaml"), ("sweep", results / "sweep.yaml", "-o", results)):
         out, err = sparsedepth(*command, code=2)
         assert "question=" in err and "must be plain text" in err and not out
         answers.append(err)
