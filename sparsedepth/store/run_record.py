@@ -171,14 +171,7 @@ def save_measured(
 ) -> None:
     """Write the record of a measured model, atomically. Empty tables get no file. Raises as `check_place`."""
     check_place(out)
-    with atomic_folder(out) as aside:
-        write_json(aside / MODEL, model.model_dump(mode="json"))
-        write_manifest(aside, manifest)
-        write_summary(aside, {"outcome": "ok", "params_total": model.params_total, **summary})
-        for table, rows in tables.items():
-            if rows := list(rows):
-                write_table(aside, table, rows)
-        finish(aside)
+    _save(out, MODEL, model, {"outcome": "ok", "params_total": model.params_total, **summary}, manifest, tables)
 
 
 def save_imported(
@@ -186,15 +179,26 @@ def save_imported(
 ) -> Path:
     """Write the record of a point of somebody's training, atomically, among the runs of a results folder."""
     folder = run_folder(results, run.run_id)
+    _save(folder, IMPORTED, run, summary, manifest, tables)
+    return folder
+
+
+def _save(
+    folder: Path,
+    name: str,
+    subject: MeasuredModel | ImportedRun,
+    summary: Row,
+    manifest: Row,
+    tables: Mapping[Table, Iterable[Row]],
+) -> None:
     with atomic_folder(folder) as aside:
-        write_json(aside / IMPORTED, run.model_dump(mode="json"))
+        write_json(aside / name, subject.model_dump(mode="json"))
         write_manifest(aside, manifest)
         write_summary(aside, summary)
         for table, rows in tables.items():
             if rows := list(rows):
                 write_table(aside, table, rows)
         finish(aside, folder)
-    return folder
 
 
 def _check_rows(table: Table, rows: list[Row]) -> None:
