@@ -143,7 +143,7 @@ def test_a_record_is_of_one_thing(results):
 
 
 def test_a_crash_leaves_nothing_and_a_failure_says_why(tmp_path, monkeypatch):
-    def crash(folder):
+    def crash(folder, place):
         raise KeyboardInterrupt
 
     place = tmp_path / "models" / "m"
