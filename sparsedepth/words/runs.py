@@ -35,13 +35,6 @@ def version_text(differences: Mapping[str, Mapping[str, int]]) -> str:
     return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
 
 
-def damage_text(damaged: "Sequence[DamagedRun]") -> str:
-    """'1 damaged run left out: ...'."""
-    names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
-    more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-    return f"{counted(len(damaged), 'damaged run')} left out: {names}{more}"
-
-
 def search_text(search: "SweepDefinition") -> str:
     """'a TPE search over lr, without a baseline; ...'."""
     kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
