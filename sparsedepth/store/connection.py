@@ -31,11 +31,11 @@ from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_e
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, read_only, refuse_functions, syntax_nodes
 from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
-from sparsedepth.store.parquet import arrow_schema, empty_table
+from sparsedepth.store.parquet import arrow_schema, empty_table, rows_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
-from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
+from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, view_schema
 from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, earlier_points, read_tuning, tuning_columns
 from sparsedepth.words.plain_text import database_line, utf8, visible

@@ -19,11 +19,10 @@ from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, p
 from sparsedepth.quantities.quantity import Column
 from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
 from sparsedepth.store.packs import find_groups
-from sparsedepth.store.parquet import arrow_schema
+from sparsedepth.store.parquet import arrow_schema, rows_table
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.schema import column_type
 from sparsedepth.store.small_sample import paired_share_interval
-from sparsedepth.store.stored_rows import rows_table
 
 FILE = "evaluation.json"
 

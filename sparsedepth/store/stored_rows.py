@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from sparsedepth import quantities
@@ -38,6 +37,7 @@ from sparsedepth.store.parquet import (
     empty_table,
     read_within,
     refuse_twice,
+    rows_table,
     table_bytes,
 )
 from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
@@ -401,18 +401,6 @@ def view_schema(view: Table) -> pa.Schema:
 @functools.cache
 def runs_schema() -> pa.Schema:
     return pa.schema([*view_schema("runs"), *(pa.field(name, pa.string()) for name in MARKER_COLUMNS)])
-
-
-def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """The rows as an Arrow table, by way of JSON: `pyarrow.array` imports pandas, slower than opening a small store."""
-    if not rows:
-        return empty_table(schema)
-    content = "\n".join(map(json.dumps, rows)).encode()
-    return pyarrow.json.read_json(
-        io.BytesIO(content),
-        read_options=pyarrow.json.ReadOptions(block_size=len(content) + 1),
-        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
-    ).select(schema.names)
 
 
 def _repeated(run_id: str, n: int) -> pa.Array:
