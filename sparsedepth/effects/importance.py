@@ -1,11 +1,11 @@
 """Results of a search: how much each axis matters to each objective, by Optuna, from the rows of its runs.
 
-PED-ANOVA (2304.10255): the importance of an axis is how far its values among the best proposals differ from those
-among all; the importances of all axes sum to 1. An importance has no direction: the values of the best proposals are
-given beside it. A share always exists: of few proposals also an axis that does nothing has one."""
+fANOVA (Hutter, Hoos and Leyton-Brown 2014) fits a random forest to an objective: the importance of an axis is its share
+of the variance of what the forest predicts, over the whole space; those of all axes sum to 1. An importance has no
+direction: the values of the best proposals are given beside it. A share always exists: of few proposals also an axis
+that does nothing has one."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MIN_PROPOSALS = 8
 """With fewer there is no analysis."""
-MIN_BEST = 6
-"""Least number of best proposals for PED-ANOVA; Optuna's default, a tenth, is only two of twenty."""
+BEST_SHARE, MIN_BEST = 0.1, 6
+"""The best proposals: this share, and at least so many, but no more than half."""
 
 
 def proposals(runs: pd.DataFrame, search: SweepDefinition) -> pd.DataFrame:
@@ -98,7 +98,8 @@ def _choice(value: Any) -> Any:
 
 class Importance(NamedTuple):
     axis: str
-    ped_anova: float
+    fanova: float | None
+    """None where some proposals do not have the axis."""
     best: str
     """The values of the axis among the best proposals."""
 
@@ -107,44 +108,27 @@ def importances(frame: pd.DataFrame, search: SweepDefinition, objective: str) ->
     """Of each axis, the most important first. Empty with too few proposals, or where all have the same value."""
     import optuna
 
-    frame, sign = finished(frame, objective), quantities.sign(objective)
+    frame = finished(frame, objective)
     options = options_of(frame, search)
     if len(frame) < MIN_PROPOSALS or not options or frame[objective].nunique() == 1:
         return []
-    axes, study = search.axes, study_of(frame, search, objective)
-    values = frame[objective].to_numpy(float)
-    with warnings.catch_warnings(action="ignore"):  # experimental; that the lowest are the best
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_share(len(frame)))
-        shares = _shares(study, evaluator, -sign * values)  # it calls the lowest the best
-    best = frame.sort_values(objective, ascending=sign < 0).head(n_best(len(frame)))
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    shares = optuna.importance.get_param_importances(study_of(frame, search, objective), evaluator=evaluator)
+    ordered = frame.sort_values(objective, ascending=quantities.sign(objective) < 0)
+    n, axes = n_best(len(frame)), search.axes
     found = [
         Importance(
-            name, shares.get(name, 0.0), best_values([*map(plain, best[name])], isinstance(axes.get(name), Interval))
+            name,
+            shares.get(name),
+            best_values([*map(plain, ordered[name])], n, isinstance(axes.get(name), Interval)),
         )
         for name in options
     ]
-    return sorted(found, key=lambda each: -each.ped_anova)
-
-
-def best_share(n: int) -> float:
-    """The share of `n` proposals that PED-ANOVA calls the best."""
-    return min(0.5, max(0.1, MIN_BEST / n))
+    return sorted(found, key=lambda each: -(each.fanova or 0.0))
 
 
 def n_best(n: int) -> int:
-    return math.ceil(best_share(n) * n)
-
-
-def _shares(study: "optuna.Study", evaluator: Any, values: np.ndarray) -> dict[str, float]:
-    import optuna
-
-    names = {name for trial in study.trials for name in trial.params}
-    if len(names) == 1:
-        return dict.fromkeys(names, 1.0)
-    by_trial = values.tolist()
-    return optuna.importance.get_param_importances(
-        study, evaluator=evaluator, target=lambda trial: by_trial[trial.number]
-    )
+    return math.ceil(min(n / 2, max(BEST_SHARE * n, MIN_BEST)))
 
 
 class OfObjective(NamedTuple):
@@ -177,6 +161,6 @@ def by_objective(runs: pd.DataFrame, search: SweepDefinition, by: str | None = N
 
 def search_table(found: Sequence[OfObjective]) -> QueryResult:
     """One row per objective and axis."""
-    columns = ("objective", "axis", "ped_anova", "best_values", "proposals")
+    columns = ("objective", "axis", "fanova", "best_values", "proposals")
     rows = [(of.objective, *each, of.n_finished) for of in found for each in of.importances]
     return QueryResult(columns=columns, rows=tuple(rows))
