@@ -134,7 +134,7 @@ class ProbedModule:
         """What the module takes: ids [B, T], or the inputs of these rows [B]."""
         return tokens if self._inputs is None else self._inputs[tokens.cpu()].to(self.device)
 
-    def _run(self, tokens_BT: Tensor) -> Any:
+    def run(self, tokens_BT: Tensor) -> Any:
         """The module's forward pass, to the last block at least."""
         return self.model(self._given(tokens_BT if self._inputs is None else tokens_BT[:, 0]))
 
@@ -161,7 +161,7 @@ class ProbedModule:
         # Not in inference mode: the calls are kept, also for measures that take gradients.
         headless = replaced_forward(heads, lambda x, *_, **__: x[..., :1])
         with torch.inference_mode(False), torch.no_grad(), self._passing(note), headless:
-            self._run(tokens_BT)
+            self.run(tokens_BT)
         return inputs[0], calls
 
     @contextmanager
@@ -193,7 +193,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
             hook = probed.block_module(layer).register_forward_hook(partial(note, layer), with_kwargs=True)
             hooks.callback(hook.remove)
         try:
-            returned = probed._run(tokens_BT)
+            returned = probed.run(tokens_BT)
         except Exception as error:
             told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"the model cannot be run on these inputs ({told}); give them as it takes them") from error

@@ -169,7 +169,7 @@ class ProbedHfModel(ProbedModule):
         finally:
             del vars(self.model)["generate"]
 
-    def _run(self, tokens_BT: Tensor) -> None:
+    def run(self, tokens_BT: Tensor) -> None:
         if (length := tokens_BT.shape[1]) > self.max_len:
             positions = f"the {self.max_len:,} positions of this {self.model.config.model_type} model"
             raise ValueError(f"sequences of {length:,} tokens are longer than {positions}; use a shorter length")

@@ -1,8 +1,10 @@
 """The model and the tokens that a user gives, as measures take them; what cannot be measured is refused here."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +47,22 @@ class Adapted:
     n_params: int
     is_sharded: bool
     """whether every rank has a part of the weights"""
+
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        """Context in which every rank has the weights outside of blocks; blocks gather their own when they run."""
+        if not self.is_sharded:
+            yield
+            return
+        model: Any = self.model
+        run = partial(ProbedModule.run, self.probed) if isinstance(self.probed, ProbedModule) else model
+        with torch.no_grad():  # FSDP2 takes the first module that runs for the whole
+            run(torch.from_numpy(self.tokens.scored.inputs[:1]).to(self.probed.device))
+        model.unshard()
+        try:
+            yield
+        finally:
+            model.reshard()
 
 
 @dataclass(frozen=True, kw_only=True)

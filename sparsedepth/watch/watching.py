@@ -129,7 +129,7 @@ class Watch:
 
     def _measure(self, step: int) -> Measurements:
         found, adapted = Measurements(step=step), self._adapted
-        with unchanged(adapted.model):
+        with unchanged(adapted.model), adapted.gathered():
             for name in self._measures:
                 try:
                     config = self._config(name)
