@@ -90,7 +90,7 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str])
         arrays = _halves(next_tokens(ids_NS.numpy()), measures)
         if is_known and isinstance(module, Decoder):
             probed: ProbedModel = ProbedDecoder(module)
-        elif is_known and kind in TYPES and getattr(module, "get_output_embeddings", lambda: None)() is not None:
+        elif is_known and kind in TYPES and _has_own_adapter(module):
             from sparsedepth.probe.hf_adapter import ProbedHfModel
 
             probed = ProbedHfModel(cast(Any, module))
@@ -215,10 +215,17 @@ def blocks_of(module: nn.Module, path: str | None) -> list[nn.Module]:
     return blocks
 
 
+def _has_own_adapter(module: Any) -> bool:
+    """Whether the adapter of its type takes the module: it has a head, and weights outside of blocks are fp32."""
+    parts = (module.get_input_embeddings(), module.get_output_embeddings())
+    return None not in parts and all(weight.dtype == torch.float32 for part in parts for weight in part.parameters())
+
+
 def _by_path(module: nn.Module, names: Names) -> ProbedModule:
     """A model of tokens whose parts are named, or go by a usual name."""
     blocks = blocks_of(module, names.layers)
-    parent = module.get_submodule((names.layers or "").rpartition(".")[0])
+    above = (names.layers or "").rpartition(".")[0]
+    parent: Any = module.get_submodule(above) if names.layers else getattr(module, "base_model", module)
     norm = _submodule(module, names.norm, "norm") if names.norm else _usual(_NORMS, parent, module)
     head = _submodule(module, names.head, "head") if names.head else _usual(_HEADS, module, parent)
     return ProbedModule(module, blocks, norm=norm, head=head)

@@ -68,6 +68,16 @@ def test_a_module_by_its_paths_gives_what_its_type_gives():
     assert {name: by_path.summary[name] for name in shared} == expected
 
 
+def test_a_model_in_bf16_is_measured_in_fp32():
+    """Its own forward pass rounds to 8 bits; the measures cast its weights, as of a model that was cast as a whole."""
+    model = llama().bfloat16()
+    found = sd.watch(model, held_out(), out=None, measures=MEASURES)(0)
+    whole = sd.watch(llama().bfloat16().float(), held_out(), out=None, measures=MEASURES)(0)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    for name in ("residual_variance_last", "causal_score", "usefulness_loss_increase"):
+        assert found.summary[name] == pytest.approx(whole.summary[name], rel=0.02, abs=1e-4)
+
+
 def test_each_point_is_a_record_that_stays_and_the_same_call_goes_on(tmp_path):
     def watched(**changes):
         given = {"every": 2, "out": tmp_path, "name": "a", "seed": 1, "settings": {"depth_scale": "lns"}}
