@@ -70,7 +70,8 @@ class ImportCommand:
         from sparsedepth.store.run_record import check_place
         from sparsedepth.trackers.runs import read_source
 
-        out, map_file = option.path(self.out), Path(self.map)
+        out = option.path(self.out)
+        map_file = Path(self.map)
         check_place(out)
         read = partial(read_source, table_map=read_input(map_file, "import"), seconds=self.deadline)
         return import_table(str(self.table), map_file, out, read)
@@ -81,7 +82,8 @@ def import_(given: ImportCommand) -> None:
     """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
     from sparsedepth.words.runs import unknown_text
 
-    result, out = given.compute(), given.out
+    result = given.compute()
+    out = given.out
     skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")

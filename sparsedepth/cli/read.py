@@ -382,7 +382,8 @@ def judge(given: JudgeCommand, format: option.Format = None, out: option.OutFile
     from sparsedepth.recipe.judge import EXIT_CODES
     from sparsedepth.words.judge import judgement_lines
 
-    format, found = choose_format(format, out), given.compute()
+    format = choose_format(format, out)
+    found = given.compute()
     write(_text(judgement_lines(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
 

@@ -47,7 +47,8 @@ class FitOptions:
         from sparsedepth.scaling.fit_law import bootstrap as refitted, fit_law
         from sparsedepth.scaling.report import Report
 
-        law, source = law_of(self.fixed or [], self.without or []), Path(self.source)
+        law = law_of(self.fixed or [], self.without or [])
+        source = Path(self.source)
         every = points.read_points(source, self.where, self.cluster, self.deadline)
         found = points.exclude_highest(every, self.exclude_highest)
         law_fit = fit_law(found, law)

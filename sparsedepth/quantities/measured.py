@@ -357,9 +357,12 @@ def _check(plugin: plugins.Plugin) -> None:
 def _with_plugins() -> tuple[tuple[plugins.Plugin, ...], list[Measure], list[Quantity]]:
     """Ours, then theirs: on request, since the default of `measures` is part of a run's hash. Raises ValueError for a
     name that is taken; an installed one with such a name is left out."""
-    kept, measures, records = list[plugins.Plugin](), [*_OURS], [*_RECORDS]
+    kept = list[plugins.Plugin]()
+    measures = [*_OURS]
+    records = [*_RECORDS]
     for plugin in plugins.load(_check):
-        measure, own = plugin.get("MEASURE"), plugin.get("QUANTITIES", ())
+        measure = plugin.get("MEASURE")
+        own = plugin.get("QUANTITIES", ())
         if measure and not (
             plugins.is_accepted(plugin, "measure", [measure.name], [each.name for each in measures])
             and plugins.is_accepted(plugin, "quantity", [each.name for each in own], [each.name for each in records])

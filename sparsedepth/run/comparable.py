@@ -77,8 +77,10 @@ def check_same_plugins(config: RunConfig, results: Path) -> None:
                 continue
             if before.get("code") == made["code"]:
                 break
-            told = f"the plugin {made['file']} has changed since run {folder.name} of {results} was measured with it"
-            raise ValueError(f"{told}: {measure} of the two cannot be compared; restore it, or choose another --out")
+            raise ValueError(
+                f"the plugin {made['file']} has changed since run {folder.name} of {results} was measured with it: "
+                f"{measure} of the two cannot be compared; restore it, or choose another --out"
+            )
 
 
 def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:

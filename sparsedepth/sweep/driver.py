@@ -177,8 +177,10 @@ class Driver:
             source = checked_source(config, self.results)
             if number == 0 and kind_of(config.corpus) is TEXT:
                 loss = bigram_loss_ahead(source, config)
-                told = f"a bigram table of the training text reaches {loss:.4g} nat/token"
-                self.on_note(f"{told}; a worse model is no evidence about depth")
+                self.on_note(
+                    f"a bigram table of the training text reaches {loss:.4g} nat/token; "
+                    "a worse model is no evidence about depth"
+                )
 
     def _runs(self) -> dict[str, RunConfig]:
         return self.plan.configs(self.results_index.loss_of)
