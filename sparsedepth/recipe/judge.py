@@ -23,7 +23,8 @@ from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
 from sparsedepth.recipe.judge_table import TableRuns, read_runs
 from sparsedepth.recipe.variants import variant_effects
-from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, power_law, speedup
+from sparsedepth.scaling.multiplier import MIN_BUDGETS
+from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value
 from sparsedepth.words.judge import used_text
@@ -235,19 +236,20 @@ def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
     return None if wanted > MAX_SEEDS else max(MIN_SEEDS, fields["seeds"] + 1, math.ceil(wanted))
 
 
-def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
-    """The baseline's loss against its budgets, and why there is none although it was run at three."""
+def _curve(baseline: Mapping[float, _Losses]) -> tuple[Losses | None, str]:
+    """The baseline's losses by budget, and why it has no law although it was run at three."""
     if len(baseline) < MIN_BUDGETS:
         return None, ""
     try:
-        return power_law(baseline), ""
+        check_baseline(baseline)
     except ValueError as error:
         return None, f"no multiplier: {error}"
+    return baseline, ""
 
 
-def _worth(curve: PowerLaw | None, pair: JudgedPair, is_paired: bool) -> Speedup:
-    if curve is None:
+def _worth(curve: Losses | None, pair: JudgedPair, is_paired: bool) -> Speedup:
+    if curve is None or not pair.own:
         return Speedup(multiplier=None)
     # Independent runs may be paired in any order.
     in_order = dict(zip(pair.base, pair.own.values(), strict=False))
-    return speedup(curve, pair.base, pair.own if is_paired else in_order)
+    return worth_of(curve, {pair.budget: pair.own if is_paired else in_order})[pair.budget]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sparsedepth.scaling.points import budget_of
+from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.table_file import Table, by_value, not_missing, number_of, open_table, quoted, read_texts
 

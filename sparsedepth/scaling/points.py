@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
+Key = TypeVar("Key", float, tuple[bool, float])
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
@@ -165,7 +166,7 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
     settings = read_settings(store)
     runs = store.frame(
-        f"SELECT run_id, seed, outcome, train_flops, tokens_per_second, device, {loss} AS loss, "
+        f"SELECT run_id, seed, outcome, train_flops, tokens_per_second, device, started, {loss} AS loss, "
         f"{', '.join(CELL_FIELDS)} FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second "
         f"FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT}"
     )
@@ -178,7 +179,18 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         if knob not in fields:
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         runs = runs[(runs["setting"] == BASELINE) | (runs[knob] != settings.baseline.knobs[knob])]
-    names = ["n_layers", "setting", "seed", BUDGET, "train_flops", "loss", "tokens_per_second", "device", "outcome"]
+    names = [
+        "n_layers",
+        "setting",
+        "seed",
+        BUDGET,
+        "train_flops",
+        "loss",
+        "tokens_per_second",
+        "device",
+        "started",
+        "outcome",
+    ]
     types = {"n_layers": int, "train_flops": float, "loss": float}
     runs = runs[["run_id", *names, *DATA]].fillna({"seed": -1}).astype(types)
     runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
@@ -247,7 +259,7 @@ def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
     return {flops: rows["loss"][which].groupby(seeds).mean().to_dict() for flops, which in at.items()}
 
 
-def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[int], list[float]]]:
+def blocks_of(losses: Mapping[Key, Mapping[int, float]]) -> list[tuple[list[int], list[Key]]]:
     """Seeds that some budgets share, with all budgets that each of them has a loss at: from budget -> seed -> loss,
     (seeds, budgets), ascending."""
     shared: set[frozenset[int]] = set()

@@ -1,134 +1,50 @@
 """What a setting is worth in compute: how much more the baseline would need to reach the setting's loss.
 
-    L_base(C) = L_inf + A C^-alpha
-    compute multiplier    = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha) x C_base / C_setting
+    compute multiplier    = compute of the baseline at the same loss / compute of the setting  (`scaling.multiplier`)
     wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
-Losses are paired by seed at the baseline's nearest budget, each side at its optimum of lr (`points`). At a given L_inf
-ln of the first factor is a ratio of means over seeds, N / alpha, with Student's interval of its linear terms and the
-error of the choice of lr. The interval is the hull over every L_inf that the data allow; it is withheld where one of
-them is not below the setting's losses.
-
-Shapes: S seeds, B budgets."""
+Of each setting at each depth one law holds for all budgets, each side at its optimum of lr (`points`). Speeds are
+those of runs of one seed on one kind of device, started within HOURS of each other."""
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, LrChoice, Worth, ladder_of, law_of_both
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.small_sample import Z, t_critical
+from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.scaling import above_losses, not_identified
+from sparsedepth.words.scaling import beyond_law, law_rejected
 
-MIN_BUDGETS = 3
-N_GRID = 400
-NEAREST = 1e-4
-"""The highest L_inf tried lies below the lowest loss by this share of it."""
-NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
+FARTHEST = 100.0
+"""Times the largest budget, or below the smallest: a multiplier that reaches farther is none."""
+HOURS = 12.0
+"""Between the starts of two runs whose speeds are compared."""
+NUMBERS = (
+    *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
+    *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
+)
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
+Losses = Mapping[float, Mapping[int, float]]
+"""Budget [FLOPs] -> seed -> loss [nat/token]."""
 Worths = Mapping[tuple[int, str, int], tuple[float, float | None, float | None]]
 """(depth, setting, tokens) -> compute multiplier, lo, hi."""
 _THREE_BUDGETS = (
     f"SELECT 1 FROM runs WHERE {IS_RESULT} GROUP BY n_layers HAVING count(DISTINCT {BUDGET}) >= {MIN_BUDGETS} LIMIT 1"
 )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PowerLaw:
-    """At a given L_inf the law is a line for each seed s, whose slope is its exponent and whose curvature is 0 at the
-    right L_inf, positive below and negative above:
-
-        ln(L_s - L_inf) = ln A_s - alpha_s ln C + q_s (ln C)^2
-
-    The estimate of L_inf has mean q_s = 0. The data allow every L_inf from 0 at which Student's test over seeds does
-    not reject that. Seeds are the unit: branches of one trunk share its seed."""
-
-    C: np.ndarray
-    """Budgets, ascending, (B,)."""
-    loss: np.ndarray
-    """[nat/token], (S, B)."""
-    seeds: tuple[int, ...]
-
-    @cached_property
-    def L_inf(self) -> float:  # noqa: N802 - the symbol of the formula
-        """nat/token; 0 where a law with L_inf = 0 is still too straight."""
-        from scipy.optimize import brentq  # slow to import, and recipes of one budget do without
-
-        highest = float(self.loss.min()) * (1 - NEAREST)
-        ends = [float(self._curvature(end).mean()) for end in (0.0, highest)]
-        if ends[0] <= 0:
-            return 0.0
-        return highest if ends[1] > 0 else float(brentq(lambda end: self._curvature(end).mean(), 0.0, highest))
-
-    @property
-    def alpha(self) -> float:
-        return float(self.alphas(self.L_inf).mean())
-
-    @cached_property
-    def allowed(self) -> np.ndarray:
-        """Values of L_inf that the data allow, ascending, the estimate included."""
-        n = len(self.seeds)
-        if n < 2:
-            return np.array([self.L_inf])
-        grid = float(self.loss.min()) * (1 - np.geomspace(1, NEAREST, N_GRID))
-        q_GS = np.array([self._curvature(L_inf) for L_inf in grid])
-        half_G = t_critical(n - 1) * q_GS.std(axis=1, ddof=1) / np.sqrt(n)
-        refused = grid[np.abs(q_GS.mean(axis=1)) > half_G]
-        # The nearest ones: close to the lowest loss one seed's curvature is too uncertain to refuse anything.
-        least = refused[refused < self.L_inf].max(initial=-1.0)
-        most = refused[refused > self.L_inf].min(initial=np.inf)
-        return np.unique([self.L_inf, *grid[(least < grid) & (grid < most)]])
-
-    @property
-    def is_identified(self) -> bool:
-        """Whether the data bound L_inf on both sides."""
-        return self.allowed[0] > 0 and self.allowed[-1] < self.loss.min() * (1 - 2 * NEAREST)
-
-    def alphas(self, L_inf: float) -> np.ndarray:
-        """The exponent of each seed at an L_inf, (S,)."""
-        return -np.log(self.loss - L_inf) @ self._x / (self._x @ self._x)
-
-    def _curvature(self, L_inf: float) -> np.ndarray:
-        square = self._x**2 - (self._x**2).mean()
-        square = square - self._x * (self._x @ square) / (self._x @ self._x)  # without what is linear in ln C
-        return np.log(self.loss - L_inf) @ square / (square @ square)
-
-    @cached_property
-    def _x(self) -> np.ndarray:
-        """ln C less its mean, (B,)."""
-        return np.log(self.C) - np.log(self.C).mean()
-
-
-def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:
-    """The law from budget -> seed -> loss [nat/token], of the seeds that have most budgets in common. Raises ValueError
-    for fewer than three budgets, and for a loss that rises with the budget."""
-    blocks = [block for block in blocks_of(losses) if len(block[1]) >= MIN_BUDGETS]
-    if not blocks:
-        needed = f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed"
-        raise ValueError(f"{needed}; schedule: wsd with branch_at: [0.25, 0.5] gives three from one run")
-    seeds, budgets = max(blocks, key=lambda block: (len(block[0]) * len(block[1]), block))
-    loss_SB = np.array([[losses[budget][seed] for budget in budgets] for seed in seeds])
-    if not (loss_SB > 0).all() or budgets[0] <= 0:
-        raise ValueError("a budget or a loss that is not positive")
-    first, last = loss_SB[:, 0].mean(), loss_SB[:, -1].mean()
-    if last >= first:
-        at_ends = f"{first:.4g} at {budgets[0]:.3g} FLOPs, {last:.4g} at {budgets[-1]:.3g}"
-        raise ValueError(f"a loss that does not fall with the budget ({at_ends}); tune lr at each budget")
-    return PowerLaw(C=np.array(budgets), loss=loss_SB, seeds=tuple(seeds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,77 +54,58 @@ class Speedup:
     lo: float | None = None
     hi: float | None = None
     n_pairs: int = 0
+    law: LawOfBoth | None = None
     reason: str = ""
 
 
-class Pairs(NamedTuple):
-    """The losses of the seeds that both sides have."""
-
-    seeds: list[int]
-    losses: np.ndarray
-    """Of the baseline and of the setting, (S, 2)."""
-    by_lr: float
-    """What the choice of lr adds to the variance of the mean difference."""
-
-
-def speedup(
-    curve: PowerLaw,
-    baseline: Mapping[int, float],
-    setting: Mapping[int, float],
-    cost_ratio: float = 1.0,
-    effect: tuple[float, float] | None = None,
-    by_lr: float = 0.0,
-) -> Speedup:
-    """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting; `effect`: the
-    setting's minus the baseline's loss where each has its optimum of lr, and its standard error; without it `by_lr` is
-    what the choice of lr adds to the variance of the difference."""
-    pairs = _pairs(baseline, setting, effect, by_lr)
-    n = len(pairs.seeds)
-    withheld = partial(Speedup, multiplier=None, n_pairs=n)
-    if not n:
-        return withheld(reason="no seed in common with the baseline")
-    if curve.allowed[-1] >= pairs.losses.min():
-        return withheld(reason=above_losses(float(curve.allowed[-1]), float(pairs.losses.min())))
-    if any(curve.alphas(L_inf).mean() <= 0 for L_inf in curve.allowed):
-        return withheld(reason="the baseline's loss may not fall with compute")
-    found = Speedup(multiplier=math.exp(_log_multiplier(curve, pairs, curve.L_inf)[0]) * cost_ratio, n_pairs=n)
-    if min(n, len(curve.seeds)) < 2:
-        return replace(found, reason="one seed: no interval")
-    middle_L, half_L = np.array([_log_multiplier(curve, pairs, L_inf) for L_inf in curve.allowed]).T
-    lo, hi = np.exp(np.clip([(middle_L - half_L).min(), (middle_L + half_L).max()], -700, 700)) * cost_ratio
-    reason = "" if curve.is_identified else not_identified(*curve.allowed[[0, -1]])
-    return replace(found, lo=float(lo), hi=float(hi), reason=reason)
+def worth_of(baseline: Losses, setting: Losses, choices: Mapping[Cell, LrChoice] | None = None) -> dict[float, Speedup]:
+    """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. Raises
+    ValueError where the baseline has no law."""
+    check_baseline(baseline)
+    cells = {(is_setting, C): of for is_setting, side in ((False, baseline), (True, setting)) for C, of in side.items()}
+    ladder = ladder_of(cells, choices or {})
+    if ladder is None:
+        return dict.fromkeys(setting, Speedup(multiplier=None, reason="no seed in common with the baseline"))
+    found = law_of_both(ladder)
+    known = dict(zip(ladder.C_N[ladder.is_setting_N].tolist(), found.worth_B, strict=True))
+    other_seeds = Speedup(multiplier=None, reason="its seeds are not those of the other budgets")
+    return {C: _speedup(ladder, found, C, known[C]) if C in known else other_seeds for C in setting}
 
 
-def _pairs(
-    baseline: Mapping[int, float], setting: Mapping[int, float], effect: tuple[float, float] | None, by_lr: float
-) -> Pairs:
-    """With an effect, the setting's losses are moved to it, and by_lr is the rest of its variance."""
-    seeds = sorted({*baseline} & {*setting})
-    losses = np.array([(baseline[seed], setting[seed]) for seed in seeds]).reshape(-1, 2)
-    if effect is not None and seeds:
-        difference_S = losses[:, 1] - losses[:, 0]
-        losses[:, 1] += effect[0] - difference_S.mean()
-        by_lr = max(0.0, effect[1] ** 2 - difference_S.var(ddof=1) / len(seeds)) if len(seeds) > 1 else 0.0
-    return Pairs(seeds, losses, by_lr)
+def check_baseline(losses: Losses) -> None:
+    """Raises ValueError for fewer than three budgets of one seed, a loss that is not positive, and one that rises with
+    the budget."""
+    if not any(len(budgets) >= MIN_BUDGETS for _, budgets in blocks_of(losses)):
+        needed = f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed"
+        raise ValueError(f"{needed}; schedule: wsd with branch_at: [0.25, 0.5] gives three from one run")
+    if min(losses) <= 0 or any(min(by_seed.values()) <= 0 for by_seed in losses.values()):
+        raise ValueError("a budget or a loss that is not positive")
+    ends = min(losses), max(losses)
+    first, last = (sum(losses[end].values()) / len(losses[end]) for end in ends)
+    if last >= first:
+        at_ends = f"{first:.4g} at {ends[0]:.3g} FLOPs, {last:.4g} at {ends[1]:.3g}"
+        raise ValueError(f"a loss that does not fall with the budget ({at_ends}); tune lr at each budget")
 
 
-def _log_multiplier(curve: PowerLaw, pairs: Pairs, L_inf: float) -> tuple[float, float]:
-    """ln of the multiplier at an L_inf, and the half-width of its interval: linear terms of N / alpha by seed, and of
-    what the choice of lr adds to the variance of the difference."""
-    base_S, setting_S = (pairs.losses - L_inf).T
-    gain_S, alpha_S = np.log(base_S / setting_S), curve.alphas(L_inf)
-    gain, alpha = float(gain_S.mean()), float(alpha_S.mean())
-    n = min(len(gain_S), len(alpha_S))
-    if n < 2:
-        return gain / alpha, math.nan
-    every = np.union1d(pairs.seeds, curve.seeds)
-    term_S = np.zeros(len(every))
-    term_S[np.searchsorted(every, pairs.seeds)] += (gain_S - gain) / len(gain_S)
-    term_S[np.searchsorted(every, curve.seeds)] -= gain / alpha * (alpha_S - alpha) / len(alpha_S)
-    sd = math.sqrt(float(term_S @ term_S) * n / (n - 1)) / alpha
-    lr_sd = math.sqrt(pairs.by_lr) * float((1 / setting_S).mean()) / alpha
-    return gain / alpha, math.hypot(t_critical(n - 1) * sd, Z * lr_sd)
+def _speedup(ladder: Ladder, found: LawOfBoth, C: float, worth: Worth) -> Speedup:
+    reached, log_C_N = math.log(C) + worth.log_m, np.log(ladder.C_N)
+    beyond = max(reached - float(log_C_N.max()), float(log_C_N.min()) - reached)
+    if beyond > math.log(FARTHEST):
+        return Speedup(multiplier=None, n_pairs=ladder.n_seeds, law=found, reason=beyond_law(FARTHEST))
+    log_lo, log_hi = (None, None) if worth.half is None else (worth.log_m - worth.half, worth.log_m + worth.half)
+    if worth.half is None:
+        reason = "one seed: no interval"
+    elif found.is_rejected:
+        reason = law_rejected(found.p_misfit)
+    else:
+        reason = ""
+    return Speedup(
+        multiplier=_exp(worth.log_m), lo=_exp(log_lo), hi=_exp(log_hi), n_pairs=ladder.n_seeds, law=found, reason=reason
+    )
+
+
+def _exp(log: float | None) -> float | None:
+    return None if log is None else math.exp(min(max(log, -700.0), 700.0))
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -227,14 +124,14 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
             refused["no run of the baseline has finished at this depth"].append(str(n_layers))
             continue
         try:
-            curve = power_law(losses_by_budget(baseline))
+            check_baseline(losses_by_budget(baseline))
         except ValueError as error:
             tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
             refused[f"the baseline has train_tokens={tokens}: {error}"].append(str(n_layers))
             continue
         for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
-            for _, at_budget in runs.groupby(BUDGET):
-                found.append({"n_layers": n_layers, "setting": setting, **_at_budget(curve, baseline, at_budget)})
+            of_setting = {"n_layers": n_layers, "setting": setting}
+            found += [of_setting | at_budget for at_budget in _at_budgets(baseline, runs)]
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
         why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
@@ -256,24 +153,55 @@ def worth(store: Store, objective: str) -> Worths:
     return {(r["n_layers"], r["setting"], r[BUDGET]): (r["multiplier"], r["lo"], r["hi"]) for r in known}
 
 
-def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
-    done = finished(runs)
-    flops = float((runs if done.empty else done)["train_flops"].mean())
-    n_diverged = int((runs["outcome"] == "diverged").sum())
+def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows of a setting at a depth."""
     budgets = losses_by_budget(baseline)
-    nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
-    at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < MATCHED]
-    losses = done["loss"].groupby(done["seed"].astype(int)).mean().to_dict()
-    known = abs(flops / nearest - 1) < MATCHED and bool(done["effect"].notna().any())
-    effect = (float(done["effect"].mean()), float(done["effect_sd"].mean())) if known else None
-    by_lr = float(at_nearest["lr_variance"].mean() + done["lr_variance"].mean())  # where costs differ
-    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops, effect=effect, by_lr=by_lr)
-    timed = in_time(worth, _speeds(at_nearest, done))
-    reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
-    numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi]
-    numbers += [curve.L_inf, curve.allowed[0], curve.allowed[-1], curve.alpha]
-    fields = {BUDGET: int(runs[BUDGET].iloc[0]), "train_flops": flops, **dict(zip(NUMBERS, numbers, strict=True))}
-    return fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+    of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
+    choices = {(False, budget): LrChoice(float(at["lr_variance"].mean())) for budget, at in of_baseline.items()}
+    of_setting = [runs_at for _, runs_at in runs.groupby(BUDGET)]
+    flops: list[float] = []
+    losses: dict[float, dict[int, float]] = {}
+    for runs_at in of_setting:
+        done = finished(runs_at)
+        flops.append(C := float((runs_at if done.empty else done)["train_flops"].mean()))
+        if len(done):
+            nearest = _nearest(budgets, C)
+            is_matched = abs(C / nearest - 1) < MATCHED
+            losses[C], choices[True, C] = _at_optimum(done, nearest, budgets[nearest] if is_matched else {})
+    worths = worth_of(budgets, losses, choices)
+    nothing = Speedup(multiplier=None, reason="no run has finished")
+    for C, runs_at in zip(flops, of_setting, strict=True):
+        n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
+        timed = in_time(worth, _speeds(of_baseline[_nearest(budgets, C)], finished(runs_at)))
+        reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
+        numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
+        fields = {BUDGET: int(runs_at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
+        yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+
+
+def _nearest(budgets: Losses, C: float) -> float:
+    return min(budgets, key=lambda budget: abs(math.log(budget / C)))
+
+
+def _at_optimum(done: pd.DataFrame, budget: float, baseline: Mapping[int, float]) -> tuple[dict[int, float], LrChoice]:
+    """Seed -> loss, moved to the effect of the setting on the baseline at its budget where each side has its optimum of
+    lr, where that is known; and what the choice of lr adds to it."""
+    losses = {int(seed): loss for seed, loss in done["loss"].groupby(done["seed"].astype(int)).mean().items()}
+    difference_S = np.array([losses[seed] - baseline[seed] for seed in losses.keys() & baseline.keys()])
+    n = len(difference_S)
+    if not n or not done["effect"].notna().any():
+        return losses, LrChoice(float(done["lr_variance"].mean()))
+    moved = float(done["effect"].mean() - difference_S.mean())
+    by_seeds = float(difference_S.var(ddof=1)) / n if n > 1 else math.inf
+    rest = max(0.0, float(done["effect_sd"].mean()) ** 2 - by_seeds)
+    return {seed: loss + moved for seed, loss in losses.items()}, LrChoice(rest, budget)
+
+
+def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
+    if law is None:
+        return (None,) * 5
+    name = "slopes" if law.is_rejected else "power law with drift" if law.has_drift else "power law"
+    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha
 
 
 def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
@@ -282,10 +210,17 @@ def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
     if baseline["device"].dropna().nunique() != 1 or set(runs["device"].dropna()) != set(baseline["device"].dropna()):
         return np.array([])
     own, other = (
-        (side["tokens_per_second"] * side["train_flops"] / side[BUDGET]).groupby(side["seed"]).mean()
+        pd.DataFrame(
+            {
+                "speed": (side["tokens_per_second"] * side["train_flops"] / side[BUDGET]).groupby(side["seed"]).mean(),
+                "started": pd.to_datetime(side["started"], utc=True).groupby(side["seed"]).min(),
+            }
+        )
         for side in (runs, baseline)
     )
-    return np.log((own / other).dropna().to_numpy(float))
+    hours = (own["started"] - other["started"]).abs() / pd.Timedelta(hours=1)
+    is_far = hours > HOURS  # not so where a start is not known, as of imported runs
+    return np.log((own["speed"] / other["speed"])[~is_far].dropna().to_numpy(float))
 
 
 def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
@@ -305,12 +240,13 @@ class Multipliers(NamedTuple):
     """What `effects --as speedup` prints."""
 
     table: QueryResult
-    at_largest: Sequence[Mapping[str, Any]]
-    """The row of each setting and depth at its largest budget."""
+    at_ends: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    """The rows of each setting and depth at its smallest and its largest budget."""
     refused: Sequence[str]
 
 
 def multipliers(table: pd.DataFrame) -> Multipliers:
     """Of the rows of `speedups`."""
-    largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))
-    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), largest.records(), table.attrs["refused"])
+    settings = table.groupby(["n_layers", "setting"], sort=False)
+    ends = [QueryResult.of_frame(side).records() for side in (settings.head(1), settings.tail(1))]
+    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), [*zip(*ends, strict=True)], table.attrs["refused"])

@@ -1,6 +1,7 @@
 """Words of scaling: the depth law and its doubts, the budget from which a depth is worth its cost, and what a setting
 is worth in compute."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -167,15 +168,14 @@ def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
 # A setting
 
 
-def above_losses(highest: float, lowest: float) -> str:
-    """Why there is no multiplier: an L_inf that the data allow is not below the losses."""
-    return f"the baseline's curve may end at {highest:.4g} nat/token, and the lowest loss is {lowest:.4g}"
+def law_rejected(p: float | None) -> str:
+    """Why a multiplier is not that of one law."""
+    return f"the runs are on no one law (p {p:.2g}): by the slope to the next budget"
 
 
-def not_identified(least: float, most: float) -> str:
-    """What an interval covers where the data do not bound L_inf on both sides."""
-    over = f"the range over {least:.3g} to {most:.3g}" if most else "the law is straight, and it is taken as 0"
-    return f"L_inf is not identified: {over} nat/token"
+def beyond_law(times: float) -> str:
+    """Why there is no multiplier."""
+    return f"its loss is one that the law of the baseline does not reach within {times:g} times its budgets"
 
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
@@ -184,24 +184,36 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     return f"{multiplier:.3g}{of}{interval}"
 
 
-def worth_sentence(row: Mapping[str, Any]) -> str:
-    """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)'."""
-    text = f"n_layers={row['n_layers']}, {row['setting']}: "
-    if row["multiplier"] is None:
-        return f"{text}not known what it is worth in compute: {row['reason']}"
-    text += f"worth {multiplier_text(row['multiplier'], row['lo'], row['hi'], ' times the compute')}"
-    if row["time_multiplier"] is not None:
-        text += f", {multiplier_text(row['time_multiplier'], row['time_lo'], row['time_hi'], ' times the time')}"
-    return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))
+def worth_sentence(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
+    rows of the smallest and the largest budget."""
+    text = f"n_layers={last['n_layers']}, {last['setting']}: "
+    if last["multiplier"] is None:
+        return f"{text}not known what it is worth in compute: {last['reason']}"
+    text += f"worth {_worth_text(last, ' times the compute')}"
+    if last["time_multiplier"] is not None:
+        text += f", {multiplier_text(last['time_multiplier'], last['time_lo'], last['time_hi'], ' times the time')}"
+    smallest, largest = (flops_text(row["train_flops"]) for row in (first, last))
+    text += f" at {largest} FLOPs"
+    if last["law"].endswith("drift") and first["multiplier"] is not None:
+        fades = "fading" if abs(math.log(last["multiplier"])) < abs(math.log(first["multiplier"])) else "growing"
+        text += f", {fades} from {_worth_text(first)} at {smallest} (p {last['p_drift']:.2g})"
+    elif last["p_drift"] is not None and not last["reason"]:
+        text += f", the same from {smallest} on (drift not shown)"
+    return "; ".join(filter(None, (text, last["reason"])))
+
+
+def _worth_text(row: Mapping[str, Any], of: str = "") -> str:
+    return multiplier_text(row["multiplier"], row["lo"], row["hi"], of)
 
 
 def speedup_lines(found: "Multipliers") -> list[str]:
-    """The table of multipliers, and a sentence for each setting and depth at its largest budget."""
+    """The table of multipliers, and a sentence for each setting and depth."""
     return [
-        "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
-        "over seeds, a trunk and its branches being one, the choice of lr where it was tuned, and every L_inf that the "
-        "data allow",
+        "compute multiplier: compute of the baseline at the same loss / compute of the setting, by one law of loss "
+        "against compute for both at all budgets; lo, hi: 95% interval over seeds, a trunk and its branches being one, "
+        "and of the choice of lr where it was tuned",
         fitted_table(found.table, ("seeds", "train_flops")).text,
-        *map(worth_sentence, found.at_largest),
+        *(worth_sentence(*ends) for ends in found.at_ends),
         *(f"left out: {reason}" for reason in found.refused),
     ]

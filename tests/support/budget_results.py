@@ -48,7 +48,13 @@ def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) ->
     rows = pd.DataFrame(list(runs), columns=names).astype({"tokens_per_second": float})
     tokens = (rows["train_flops"] / 1e9).round().astype(int)
     return rows.assign(
-        train_tokens=tokens, device="cpu", outcome="ok", effect=np.nan, effect_sd=np.nan, lr_variance=0.0
+        train_tokens=tokens,
+        device="cpu",
+        outcome="ok",
+        effect=np.nan,
+        effect_sd=np.nan,
+        lr_variance=0.0,
+        started=None,
     )
 
 
