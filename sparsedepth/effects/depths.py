@@ -12,8 +12,8 @@ from functools import cached_property
 import pandas as pd
 
 from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, fit_with_curves
-from sparsedepth.effects.fit import Fit, fit_of
-from sparsedepth.effects.verdict import Distribution, Side
+from sparsedepth.effects.fit import Contrast, Fit, contrast_of, fit_of
+from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import sign
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET
@@ -44,14 +44,14 @@ class SettingDepths:
         """The depths, and the fit of their results without a curve."""
         return [*self.cells], fit_of([cell.results for cell in self.cells.values()])
 
-    def contrast(self, deep: int, shallow: int) -> tuple[Distribution, float] | None:
-        """The value of one depth minus that of another, and the share of its variance that the second has; None where
-        no seeds connect the two, or there is no noise to judge by."""
+    def contrast(self, deep: int, shallow: int) -> Contrast | None:
+        """The value of one depth minus that of another; None where no seeds connect the two, or there is no noise to
+        judge by."""
         for order, fitted in (self.curves, self.means):
             if fitted is not None and {deep, shallow} <= {*order}:
                 numbers = order.index(deep), order.index(shallow)
                 if len({*fitted.group_C[[*numbers]]}) == 1:
-                    return fitted.effect(*numbers), fitted.share_of_baseline(*numbers)
+                    return contrast_of(fitted, *numbers)
         return None
 
     def side(self, depth: int) -> Side:

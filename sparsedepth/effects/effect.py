@@ -39,7 +39,9 @@ class Effect(Section):
     params_total: float | None = None
     params_active: float | None = None
     time: float | None = None
-    baseline_value: float | None = None
+    baseline_value: Annotated[float | None, Field(description="the plain mean of its results")] = None
+    fitted: Annotated[float | None, Field(description="the value whose difference estimate is; ln of a ratio")] = None
+    fitted_baseline: float | None = None
 
     @property
     def is_shown(self) -> bool:

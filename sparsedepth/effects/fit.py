@@ -96,6 +96,8 @@ class Values(NamedTuple):
     weight_G: np.ndarray
     outside_C: np.ndarray
     """The probability that the optimum lies beyond the values tried."""
+    gain_C: np.ndarray
+    """A cell's value less the expected outcome at its chosen lr."""
     choice_C: np.ndarray
     """The variance of a cell's value about the expected outcome at its chosen lr."""
 
@@ -109,6 +111,12 @@ class Fit:
     group_C: np.ndarray
     """Cells with equal numbers are connected by common seeds."""
     has_curve: bool
+    level: float
+    """Of the outcome; values are about it."""
+
+    def value(self, cell: int) -> float:
+        """The fitted value of a cell: the effect of two cells is the difference of theirs."""
+        return self.level + float(self.values.weight_G @ self.values.mean_GC[:, cell])
 
     def combine(self, weight_C: np.ndarray) -> Distribution:
         """The distribution of a combination of the cells' values, whose weights add up to 0."""
@@ -144,7 +152,8 @@ def fit(
     repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
     near_N = np.abs(u_N) <= NEAR
     cell_N, u_N, seed_N, y_N, role_N = (each[near_N] for each in (cell_N, u_N, seed_N, y_N, is_tuning_N))
-    y_N = y_N - y_N.mean()
+    middle = float(y_N.mean())
+    y_N = y_N - middle
     (cell_R, u_R, _), row_N = _distinct(cell_N, np.round(u_N, 4), role_N)
     cell_R, seed_N = cell_R.astype(int), _distinct(seed_N, role_N)[1]
     noise = noise_of(row_N, seed_N, y_N, cell_R)
@@ -164,8 +173,28 @@ def fit(
     else:
         inverse_CC = np.linalg.pinv(rows.level_RC.T @ rows.information_RR @ rows.level_RC, hermitian=True)
         mean_C, nothing_C = inverse_CC @ (rows.level_RC.T @ rows.score_R), np.zeros(len(s2_C))
-        values = Values(mean_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C)
-    return Fit(values, noise, n_C, group_C, has_curve)
+        values = Values(mean_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C, nothing_C)
+    # Only differences are estimated: on average the cells are where their results are, each moved to its optimum.
+    result_N = (u_N == 0) & ~(role_N & (seeds_C > 0)[cell_N])
+    at_chosen_C = np.bincount(cell_N[result_N], y_N[result_N]) / np.bincount(cell_N[result_N])
+    about = at_chosen_C + values.gain_C - values.weight_G @ values.mean_GC
+    return Fit(values, noise, n_C, group_C, has_curve, middle + float(about.mean()))
+
+
+class Contrast(NamedTuple):
+    """Two cells of a fit."""
+
+    effect: Distribution
+    """The value of the first minus that of the second."""
+    shared: float
+    """The second's share of its variance, squared loading."""
+    fitted: tuple[float, float]
+    """Their values."""
+
+
+def contrast_of(fitted: Fit, setting: int, baseline: int) -> Contrast:
+    values = fitted.value(setting), fitted.value(baseline)
+    return Contrast(fitted.effect(setting, baseline), fitted.share_of_baseline(setting, baseline), values)
 
 
 def _distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,6 +249,7 @@ def _curves(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_groups: int
         cov_GCC=(optima.cov_KGCC * unit_K[..., None] ** 2).reshape(-1, n_cells, n_cells),
         weight_G=weight_KG.ravel(),
         outside_C=over_grid(optima.outside_KGC),
+        gain_C=over_grid(gain_KGC),
         choice_C=over_grid(optima.gain_variance_KGC * unit_K**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
     )
 

@@ -24,7 +24,7 @@ import pandas as pd
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, ByLr, CellRuns, Cells, Depth, fit_by_lr
 from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.fit import Fit, fit_of
+from sparsedepth.effects.fit import Contrast, Fit, contrast_of, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
 from sparsedepth.quantities.levels import ALPHA
@@ -36,7 +36,7 @@ from sparsedepth.words.effects import no_baseline, no_equal_lr, no_interval, unm
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
     *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
-    *("estimate_own_lr", "lo_own_lr", "hi_own_lr"),
+    *("fitted", "fitted_baseline", "estimate_own_lr", "lo_own_lr", "hi_own_lr"),
     *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
     *(*COSTS, "baseline_value", "outcome", "unit"),
 )
@@ -188,16 +188,23 @@ def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: s
     if found is None:
         _leave_open(row, own, other, where)
         return
-    row.contrast, row.shared = found.effect(0, 1), found.share_of_baseline(0, 1)
+    _set_contrast(row, contrast_of(found, 0, 1))
     lost = row.fields["diverged"], row.fields["diverged_baseline"]
     row.sides = Side(name="the setting", diverged=lost[0]), Side(name="the baseline", diverged=lost[1])
+
+
+def _set_contrast(row: Row, found: Contrast) -> None:
+    row.contrast, row.shared = found.effect, found.shared
+    row.fields["fitted"], row.fields["fitted_baseline"] = found.fitted
 
 
 def _leave_open(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
     """No interval: the mean difference over the seeds of both, and the reason."""
     common = own.keys() & other.keys()
-    difference = sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
-    row.fields |= {"estimate": difference, "reason": no_interval(len(own), len(other), len(common), where)}
+    row.fields["reason"] = no_interval(len(own), len(other), len(common), where)
+    if common:
+        value, of_baseline = (sum(side[seed] for seed in common) / len(common) for side in (own, other))
+        row.fields |= {"estimate": value - of_baseline, "fitted": value, "fitted_baseline": of_baseline}
 
 
 def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
@@ -216,11 +223,13 @@ def _set_own_lr(cells: Cells, at: Depth, row: Row, weights: dict[str, float], si
     contrast = _combined(at.fitted, at.order, weights)
     if contrast is None or at.fitted is None:
         _leave_open(row, sides[0].results, sides[1].results)
-        row.fields["estimate"] = row.fields["estimate"] if len(sides) == 2 else None
+        if len(sides) != 2:
+            row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
         return
     numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
     if len(weights) == 2:
+        _set_contrast(row, contrast_of(at.fitted, *numbers))
         own, other = (
             _side(cells, name, side, outside, side.n_diverged)
             for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
@@ -253,7 +262,7 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
         row.fields |= {"estimate_own_lr": own.estimate, "lo_own_lr": lo, "hi_own_lr": hi}
     else:
         row.fields |= {"estimate_own_lr": row.fields["estimate"]}
-    row.fields |= {"estimate": None, "at": EQUAL_LR, "reason": ""}
+    row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline")) | {"at": EQUAL_LR, "reason": ""}
     values = found.common([*weights])
     at = {lr: _combined(found.fitted, found.order, {(name, lr): of for name, of in weights.items()}) for lr in values}
     at = {lr: contrast for lr, contrast in at.items() if contrast is not None}
@@ -261,6 +270,12 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
         row.fields |= {"verdict": "not known", "reason": no_equal_lr(cells.field, bool(values))}
         return
     row.contrast = Distribution.mean_of([*at.values()])
+    if len(weights) == 2 and found.fitted is not None:
+        precision = [1 / contrast.sd**2 for contrast in at.values()]
+        row.fields["fitted"], row.fields["fitted_baseline"] = (
+            float(np.average([found.fitted.value(found.order.index((name, lr))) for lr in at], weights=precision))
+            for name in weights
+        )
     nearest = dict.fromkeys(min(at, key=lambda lr: abs(math.log(lr / side.lr))) for side in reversed(sides))
     row.ends, row.ends_at = [at[lr] for lr in nearest], [f"{cells.field} {lr:g}" for lr in nearest]
     row.fields["seeds"] = found.n_seeds([*weights], [*at])
@@ -357,7 +372,7 @@ def _depths(cells: Cells) -> list[Row]:
             row.fields["reason"] = f"depths differ in {names}"
             continue
         if found := depths.contrast(at.depth, first):
-            row.contrast, row.shared = found
+            _set_contrast(row, found)
         else:
             _leave_open(row, own[at.depth].results, own[first].results)
         if cells.at_equal_lr:

@@ -13,7 +13,21 @@ from sparsedepth.effects.frame import EQUAL_LR, OWN_LR, QUESTIONS
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import lr_text, setting_text
 
-SHOWN = ("n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops")
+SHOWN = (
+    "n_layers",
+    "fitted",
+    "fitted_baseline",
+    "effect",
+    "lo",
+    "hi",
+    "detectable",
+    "verdict",
+    "lr",
+    "basis",
+    "seeds",
+    "diverged",
+    "flops",
+)
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
 
 
@@ -43,7 +57,7 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
     """Rows of the frame for people: all, but for slopes over lr that are not shown to differ from 0."""
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
     rows = effects[is_listed]
-    sizes = rows[["estimate", "lo", "hi", "detectable"]]
+    sizes = rows[["fitted", "fitted_baseline", "estimate", "lo", "hi", "detectable"]]
     records = QueryResult.of_frame(rows).records()
     shown = rows.assign(
         **(np.exp(sizes) if cells.unit == "ln ratio" else sizes),

@@ -3,6 +3,7 @@
 Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
 (`words.recipe`). Its effects are rows of the frame `effects`."""
 
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -188,7 +189,20 @@ class Card(Section):
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
     rows each list has one at least, and the worth in compute is without its interval, which would wrap."""
-    names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "compute")
+    names = (
+        "list",
+        "fitted",
+        "effect",
+        "lo",
+        "hi",
+        "detectable",
+        "seeds",
+        "diverged",
+        "lr",
+        "flops",
+        "params",
+        "compute",
+    )
     order = [*LISTS]
     found = sorted(
         card.recipe.candidates,
@@ -204,13 +218,15 @@ def _row(candidate: Candidate, is_short: bool) -> tuple:
     effect, is_open = candidate.effect, candidate.comparison == "not shown"
     sizes = [(effect.estimate, "+"), (effect.lo, "+"), (effect.hi, "+"), (effect.detectable if is_open else None, "")]
     texts = [None if size is None else size_text(size, effect.unit, sign) for size, sign in sizes]
+    value = effect.fitted if effect.fitted is None or effect.unit != "ln ratio" else math.exp(effect.fitted)
+    fitted = None if value is None else f"{value:.4g}"
     listed = "left out" if candidate.refused else LISTS[candidate.comparison]
     costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
     worth = None
     if candidate.compute:
         worth = f"x{multiplier_text(candidate.compute[0], *((None, None) if is_short else candidate.compute[1:]))}"
     return (
-        listed if effect.lo is not None else "no interval", *texts, effect.seeds, effect.diverged or None,
+        listed if effect.lo is not None else "no interval", fitted, *texts, effect.seeds, effect.diverged or None,
         number_text(effect.lr), *costs, worth, candidate.setting,
     )  # fmt: skip
 

@@ -135,7 +135,7 @@ def depth_answer(cells: Cells) -> Answer:
         if compared["none"].empty:
             return Answer(sentence="The baseline has results at one depth only: there is nothing to say about depth.")
     rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
-    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED)
+    columns = ("equal", "n_layers", "fitted", "effect", "lo", "hi", "detectable", NEEDED)
     columns += ("tokens", "flops", "lr", "seeds", "worth_it", "verdict")
     known = {one.n_layers: YES_OR_NO[one.verdict] for one in worth if one.verdict in YES_OR_NO}
     rows["worth_it"] = rows["n_layers"].map(known).where(rows["basis"] == "flops")
@@ -192,7 +192,8 @@ def _depths(cells: Cells) -> pd.DataFrame:
     first = next(depth for depth, cell in baselines.items() if cell.results)
     unknown = dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan)
     known = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""}
-    known |= {"lr": rows["lr_baseline"].iloc[0], "seeds": rows["seeds_baseline"].iloc[0]}
+    first_of = {"lr": "lr_baseline", "seeds": "seeds_baseline", "fitted": "fitted_baseline"}
+    known |= {name: rows[of].iloc[0] for name, of in first_of.items()}
     reference = rows.iloc[:1].assign(**unknown, **dict.fromkeys(COSTS, 1.0), **known)
     rows = pd.concat([reference, rows], ignore_index=True)
     own = cells.rows[cells.rows["setting"] == BASELINE]
@@ -207,7 +208,13 @@ def _depths(cells: Cells) -> pd.DataFrame:
 
 def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     row = {**row, NEEDED: round(row[NEEDED], 1)}
-    forms = {"loss": None, "estimate": "{:+.3g}", "lo": "{:+.3g}", "hi": "{:+.3g}", "detectable": "{:.3g}"}
+    forms: dict[str, str | None] = {
+        "fitted": "{:.4g}",
+        "estimate": "{:+.3g}",
+        "lo": "{:+.3g}",
+        "hi": "{:+.3g}",
+        "detectable": "{:.3g}",
+    }
     forms |= {NEEDED: None, "tokens": "x{:.3g}", "flops": "x{:.3g}", "lr": "{:g}", "seeds": None, "worth_it": None}
     shown = [
         None if pd.isna(row[name]) else row[name] if form is None else form.format(row[name])

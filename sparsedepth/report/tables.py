@@ -192,7 +192,7 @@ def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterato
     used = shown.iloc[0] if len(shown) else None
     row = at.iloc[0] if used is None else used
     side = "_baseline" if used is None else ""
-    value = row["baseline_value"] if used is None else row["baseline_value"] + row["estimate"]
+    value = row[f"fitted{side}"]
     value = None if pd.isna(value) else math.exp(value) if cells.unit == "ln ratio" else value
     yield int(row["n_layers"])
     yield "baseline" if used is None else row["setting"]

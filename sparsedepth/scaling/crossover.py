@@ -147,7 +147,8 @@ def _comparison(depths: SettingDepths, deep: int, shallow: int) -> Comparison | 
     if (found := depths.contrast(deep, shallow)) is None:
         return None
     seeds = len(depths.cells[deep].results.keys() & depths.cells[shallow].results.keys())
-    return Comparison(found[0], seeds, withheld(found[0].estimate, (depths.side(deep), depths.side(shallow))))
+    sides = depths.side(deep), depths.side(shallow)
+    return Comparison(found.effect, seeds, withheld(found.effect.estimate, sides))
 
 
 def _judged(compared: Mapping[int, Mapping[float, Mapping[int, Comparison]]]) -> dict[int, dict[float, Judged]]:

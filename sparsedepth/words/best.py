@@ -48,6 +48,9 @@ def heading(ranking: "Ranking") -> str:
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         cost_text(ranking.differences, columns),
         "" if search else baseline_text(ranking.differences),
+        "means of runs at the lr that tuning chose; `effects` compares fitted values, at the best lr of each curve"
+        if ranking.differences and "lr" in ranking.differences.tuned
+        else "",
         cautions(ranking),
     )
     return f"{wrapped(filter(None, lines)).rstrip()}{advice}"

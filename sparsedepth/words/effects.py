@@ -182,7 +182,7 @@ def effects_text(listed: "Listing") -> str:
         return nothing_text(cells)
     over = "over" if cells.unit == "ln ratio" else "minus"
     compared = compared_at(cells.field, cells.at_equal_lr, listed.is_one_lr_compared)
-    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{compared}"]
+    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline, as fitted{compared}"]
     head += [baseline_text(cells.settings) if cells.settings else "", budget_text(cells)]
     table = fitted_table(listed.table, OPTIONAL).text
     return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")

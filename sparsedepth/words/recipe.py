@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card, Holdout, Recipe
     from sparsedepth.store.query_result import QueryResult
 
-OPTIONAL = ("lr", "params", "seeds", "flops", "detectable", "compute")
+OPTIONAL = ("lr", "params", "fitted", "seeds", "flops", "detectable", "compute")
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
 ROWS, FINDINGS = 5, 2
 """Of the card on the terminal; its page has all."""
@@ -101,13 +101,13 @@ def paragraph(card: "Card", most: int | None = None) -> list[str]:
 
 def _explained(recipe: "Recipe") -> str:
     effect = recipe.candidates[0].effect
-    value = effect.baseline_value
+    value = effect.fitted_baseline
     lr = effect.lr_baseline
     is_ratio = effect.unit == "ln ratio"
     known = (
         recipe.baseline_text,
         f"lr {lr:g}" if lr is not None and recipe.tried else "",
-        f"{recipe.objective} {value:.3g}" if value is not None and not is_ratio else "",
+        f"fitted {recipe.objective} {value:.4g}" if value is not None and not is_ratio else "",
         counted(recipe.baseline_seeds, "seed") if recipe.baseline_seeds else "",
     )
     at = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers"

@@ -155,7 +155,7 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
     seen = f", with 95% interval; detectable: the effect that would have been seen ({POWER:.0%} power)"
     seen *= "lo" in columns
     notes = (
-        f"effect: {cells.outcome} minus that of the shallowest depth [{cells.unit}]{own}{seen}",
+        f"fitted: {cells.outcome}{own}; effect: minus that of the shallowest depth [{cells.unit}]{seen}",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "worth_it: less loss than every shallower depth at equal FLOPs (yes), or more than one of them (no)"
         if "worth_it" in columns
