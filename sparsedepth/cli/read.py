@@ -324,8 +324,9 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_t
     from sparsedepth.effects import cells, frame
     from sparsedepth.effects.equal_loss import effects_at_equal_loss
     from sparsedepth.effects.listing import listing, of_knob
+    from sparsedepth.effects.second_look import second_looks
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
-    from sparsedepth.words.effects import effects_text, equal_loss_line
+    from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_line
 
     found = cells.cells_of(runs, outcome)
     scores = score_rows(frame.compared(found), outcome)
@@ -341,7 +342,8 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_t
         *filter(None, [weak, caution(usable, "the effects are on"), data]),
         effects_text(listing(effects, found, given.detail)),
     ]
-    return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
+    looks = [look for look in second_looks(found) if look.effect["setting"] in {*effects["setting"]}]
+    return _text([*lines, *map(second_look_line, looks), *map(equal_loss_line, effects_at_equal_loss(found))])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparsedepth.effects.cells import Cells
     from sparsedepth.effects.equal_loss import AtEqualLoss
     from sparsedepth.effects.listing import Listing
+    from sparsedepth.effects.second_look import SecondLook
     from sparsedepth.effects.verdict import Side
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
@@ -54,7 +55,16 @@ def effect_sentence(row: Row) -> str:
     return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {size}"
 
 
-def lr_text(row: Row) -> str | None:
+def second_look_line(look: "SecondLook") -> str:
+    """'second look: n_experts=8 at n_layers=24 is -0.069 without seed 5 (lower; with it -0.0944, lower)'"""
+    effect, unit = look.effect, look.effect["unit"]
+    size = "unknown" if look.estimate is None else size_text(look.estimate, unit, "+", "x")
+    with_it = f"with it {size_text(effect['estimate'], unit, '+', 'x')}, {effect['verdict']}"
+    where = f"{effect['setting']} at n_layers={effect['n_layers']}"
+    return f"second look: {where} is {size} without {look.without} ({look.verdict}; {with_it})"
+
+
+def lr_text(row: Mapping[str, Any]) -> str | None:
     """'0.003 -> 0.006', the baseline's first, where the sides differ."""
     known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if _is_known(row[name])]
     return " -> ".join(dict.fromkeys(known)) or None
