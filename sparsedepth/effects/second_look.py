@@ -32,7 +32,7 @@ class SecondLook(NamedTuple):
 
     @property
     def turns(self) -> bool:
-        return self.verdict not in SHOWN
+        return self.verdict != self.effect["verdict"]
 
 
 def second_looks(cells: Cells) -> list[SecondLook]:
