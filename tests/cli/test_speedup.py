@@ -22,7 +22,7 @@ def test_each_setting_is_worth_what_was_planted(results):
     for row in rows:
         assert row["lo"] <= 1.3 <= row["hi"] and row["multiplier"] == pytest.approx(1.3, rel=0.05)
         assert row["time_multiplier"] == pytest.approx(0.8 * row["multiplier"])
-        assert row["L_inf_lo"] <= 1.01 <= row["L_inf_hi"] and row["seeds"] == 3
+        assert row["law"] == "power law" and row["p_drift"] > 0.05 and row["seeds"] == 3
     out, _ = sparsedepth("effects", results, "--as", "speedup", "--knob", "depth_scale")
     assert "n_layers=16, depth_scale=lns: worth 1.3" in out and "times the compute (1." in out
     out, _ = sparsedepth("effects", results, "--as", "speedup", "--format", "csv")
@@ -47,8 +47,8 @@ def test_the_budget_from_which_depth_is_worth_its_cost(results):
     out, _ = sparsedepth("scaling", "depth", results)
     assert "n_layers=16: worth its cost from " in out
     baseline, lns = json.loads(sparsedepth("scaling", "depth", results, "--format", "json")[0])
-    assert baseline["setting"] == "baseline" and baseline["lo"] <= 4e12 * 1.02 and baseline["hi"] >= 4e12 / 1.02
-    assert lns["setting"] == "depth_scale=lns" and lns["budget"] < baseline["budget"]  # at 1.3 times the compute
+    assert (baseline["setting"], baseline["budget"], baseline["largest"]) == ("baseline", 8e12, 1.6e13)
+    assert lns["setting"] == "depth_scale=lns" and lns["budget"] == 4e12  # at 1.3 times the compute
 
 
 def test_a_rising_curve_and_other_data_are_refused(tmp_path):
@@ -58,7 +58,10 @@ def test_a_rising_curve_and_other_data_are_refused(tmp_path):
     folder = budget_results(tmp_path / "lengths", budgets=FLOPS[:3])
     budget_results(folder, budgets=FLOPS[:3], settings=["none"], seq_len=RunConfig().seq_len * 2)
     out, _ = sparsedepth("scaling", "depth", folder)  # within a setting the length is one
-    assert f"n_layers=16, seq_len={RunConfig().seq_len * 2}: not worth it up to" in out and "differ" not in out
+    assert (
+        f"n_layers=16, seq_len={RunConfig().seq_len * 2}: not known (no difference is shown at" in out
+        and "depths differ" not in out
+    )
     error = " ".join(sparsedepth("effects", folder, "--as", "speedup", code=2)[1].split())
     assert "runs differ in seq_len: losses on other data or at other lengths" in error and "--knob" in error
     sparsedepth("effects", folder, "--as", "speedup", "--knob", "depth_scale")

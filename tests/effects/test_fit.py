@@ -20,8 +20,8 @@ NO_NOISE = Noise(*[np.ones((1, 1))] * len(Noise.__dataclass_fields__))
 def test_the_share_of_the_baseline_is_its_part_of_the_effects_variance():
     """Of a mixture of two points: variances 2 and 4 of the baseline, 1 and 1 of the setting, means 3 and 1."""
     covariances = np.array([np.diag([2.0, 1.0]), np.diag([4.0, 1.0])])
-    values = Values(np.zeros((2, 2)), covariances, np.array([0.5, 0.5]), np.zeros(2), np.zeros(2))
-    found = Fit(values, NO_NOISE, np.ones(2), np.zeros(2), has_curve=False)
+    values = Values(np.zeros((2, 2)), covariances, np.array([0.5, 0.5]), *[np.zeros(2)] * 3)
+    found = Fit(values, NO_NOISE, np.ones(2), np.zeros(2), has_curve=False, level=0.0)
     assert found.share_of_baseline(setting=1, baseline=0) == pytest.approx(3 / 4)
     assert found.share_of_baseline(setting=0, baseline=1) == pytest.approx(1 / 4)
 
