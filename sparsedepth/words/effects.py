@@ -64,7 +64,7 @@ def second_look_line(look: "SecondLook") -> str:
     return f"second look: {where} is {size} without {look.without} ({look.verdict}; {with_it})"
 
 
-def lr_text(row: Mapping[str, Any]) -> str | None:
+def lr_text(row: Row) -> str | None:
     """'0.003 -> 0.006', the baseline's first, where the sides differ."""
     known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if _is_known(row[name])]
     return " -> ".join(dict.fromkeys(known)) or None

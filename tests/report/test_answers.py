@@ -139,10 +139,10 @@ def test_a_depth_with_tuning_runs_alone_is_the_one_compared_with():
     runs = runs_of().assign(tuned_fields="lr", tuned_by="val_loss")
     found = depth_answer(runs.assign(tuning=runs["n_layers"].map(roles)))
     first, second = records(found)
-    assert ", each at its own lr, with 95%" in found.notes[0]
+    assert ", each at its own lr;" in found.notes[0]
     assert "its own lr" not in depth_answer(runs_of()).notes[0]  # nothing was tuned
     assert (first["n_layers"], first["verdict"], second["n_layers"]) == (4, "(compared with)", 8)
-    assert first["val_loss"] == pytest.approx(runs.loc[runs["n_layers"] == 4, "val_loss"].mean())
+    assert float(first["fitted"]) == pytest.approx(runs.loc[runs["n_layers"] == 4, "val_loss"].mean())
 
 
 def test_a_depth_whose_fresh_seeds_all_diverged_is_not_compared_with():
