@@ -417,7 +417,4 @@ def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit
         return None
     means = rows.groupby(["cell", "u", "seed", "tuning"], as_index=False)["y"].mean()
     found = fit(*(means[name].to_numpy() for name in ("cell", "u", "seed", "y", "tuning")))
-    if found is None:
-        return None
-    values = found.values._replace(mean_GC=-sign * found.values.mean_GC)
-    return replace(found, values=values, level=-sign * found.level)
+    return found and found.times(-sign)

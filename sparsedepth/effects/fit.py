@@ -19,7 +19,7 @@ Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), T = 3 C p
 at the chosen value), G points of the grid, K scales of the noise, Q nodes of quadrature."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -113,6 +113,11 @@ class Fit:
     has_curve: bool
     level: float
     """Of the outcome; values are about it."""
+
+    def times(self, sign: int) -> "Fit":
+        """Of the outcome with this sign."""
+        values = self.values._replace(mean_GC=sign * self.values.mean_GC, gain_C=sign * self.values.gain_C)
+        return replace(self, values=values, level=sign * self.level)
 
     def value(self, cell: int) -> float:
         """The fitted value of a cell: the effect of two cells is the difference of theirs."""
