@@ -16,6 +16,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,41 +44,39 @@ N_INTERVALS = 100
 """Steps whose median time costs are told against."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Watch:
     """Measures at the steps it is called with; close it, or use it in a `with`."""
 
-    def __init__(
-        self,
-        adapted: Adapted,
-        measures: Sequence[str],
-        *,
-        every: int,
-        points: Points | None,
-        log: Log | None,
-        budget: float | None,
-    ):
-        self._adapted, self._measures, self._every = adapted, tuple(measures), every
-        self._points, self._log, self._budget = points, log, budget
-        self._n_sequences: int | None = points.stored.get(N_SEQUENCES) if points else None
-        self._intervals = deque[float](maxlen=N_INTERVALS)
-        self._called: tuple[int, float] | None = None  # step and time of the last call
-        self._is_told = False
-        self._is_closed = False
-        self.last: Measurements | None = None
-        """what the last point measured"""
+    adapted: Adapted
+    measures: Sequence[str]
+    every: int
+    log: Log | None = None
+    budget: float | None = None
+    points: Points | None = None
+    """where they are written"""
+    n_sequences: int | None = None
+    """to score at each point; None = all"""
+    last: Measurements | None = None
+    """what the last point measured"""
+    is_closed: bool = False
+    _intervals: deque[float] = field(default_factory=partial(deque[float], maxlen=N_INTERVALS))
+    _called: tuple[int, float] | None = None
+    """step and time of the last call"""
+    _is_told: bool = False
 
     def __call__(self, step: int, *, now: bool = False) -> Measurements | None:
         """After an optimizer step, with the number of those done: measures at multiples of `every`, or `now`. Returns
         the new point; None where nothing is measured, as on other ranks."""
-        if self._is_closed:
+        if self.is_closed:
             raise ValueError("this watch is closed; call sparsedepth.watch again with the same arguments to go on")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r} must be the number of optimizer steps done, from 0")
         self._time(step)
         is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        if (step % self._every and not now) or not (is_first or self._adapted.is_sharded):
+        if (step % self.every and not now) or not (is_first or self.adapted.is_sharded):
             return None
-        has_point = self._points is not None and is_first and self._points.has(step, self._measured())
+        has_point = self.points is not None and is_first and self.points.has(step, self._measured())
         if self._agreed(has_point):
             return None
         began = time.perf_counter()
@@ -84,14 +84,14 @@ class Watch:
         seconds = time.perf_counter() - began
         if is_first:
             self._keep(step, found, seconds)
-        self._limit(seconds)
+        self._limit(seconds, is_first)
         self._called = (step, time.perf_counter())
         self.last = found
         return found if is_first else None
 
     def close(self) -> None:
         """Ends the watch; its points are in the folder already."""
-        self._is_closed = True
+        self.is_closed = True
 
     def __enter__(self) -> "Watch":
         return self
@@ -107,30 +107,30 @@ class Watch:
 
     def _agreed(self, value: Any) -> Any:
         """The first rank's value, where every rank has a part of the model."""
-        if not self._adapted.is_sharded:
+        if not self.adapted.is_sharded:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def _config(self, *measures: str) -> MeasureOnlyConfig:
-        tokens = self._adapted.tokens
+        tokens = self.adapted.tokens
         scored, fit = (part.n_tokens for part in (tokens.scored, tokens.fit))
-        if self._n_sequences is not None:
-            scored = min(scored, self._n_sequences * tokens.seq_len)
-            least = self._adapted.probed.stream_width // tokens.seq_len + 2
-            fit = min(fit, max(self._n_sequences, least) * tokens.seq_len)
+        if self.n_sequences is not None:
+            scored = min(scored, self.n_sequences * tokens.seq_len)
+            least = self.adapted.probed.stream_width // tokens.seq_len + 2
+            fit = min(fit, max(self.n_sequences, least) * tokens.seq_len)
         counts = {"val_tokens": scored, "measure_tokens": scored, "fit_tokens": fit, "seq_len": tokens.seq_len}
-        return MeasureOnlyConfig.model_validate({**counts, "measures": measures or self._measures})
+        return MeasureOnlyConfig.model_validate({**counts, "measures": measures or self.measures})
 
     def _measured(self) -> dict[str, Any]:
         config = self._config()
         return {name: getattr(config, name) for name in ("measure_tokens", "fit_tokens")}
 
     def _measure(self, step: int) -> Measurements:
-        found, adapted = Measurements(step=step), self._adapted
+        found, adapted = Measurements(step=step), self.adapted
         with unchanged(adapted.model), adapted.gathered():
-            for name in self._measures:
+            for name in self.measures:
                 try:
                     config = self._config(name)
                     found.extend(measure_run(adapted.probed, config, adapted.tokens.held_out, step=step))
@@ -141,31 +141,32 @@ class Watch:
         return found
 
     def _keep(self, step: int, found: Measurements, seconds: float) -> None:
-        if self._points is not None and (found.summary or found.layers):
+        if self.points is not None and (found.summary or found.layers):
             try:
-                self._points.write(step, self._measured(), found, seconds, self._adapted.probed.device.type)
+                self.points.write(step, self._measured(), found, seconds, self.adapted.probed.device.type)
             except OSError as error:  # a full disk must not end a training
                 warnings.warn(f"the point at step {step} could not be written: {error}", stacklevel=3)
-        if self._log is not None:
+        if self.log is not None:
             try:
-                self._log(scalars(found), step)
+                self.log(scalars(found), step)
             except Exception as error:
                 warnings.warn(f"log failed at step {step}: {type(error).__name__}: {error}", stacklevel=3)
 
-    def _limit(self, seconds: float) -> None:
+    def _limit(self, seconds: float, is_first: bool) -> None:
         """Tells the first point's cost, once the time of a step is known; with a budget, later ones read as many
         sequences as stay below it, at least two."""
         step_seconds = self._agreed(statistics.median(self._intervals) if self._intervals else None)
         if self._is_told or not step_seconds:
             return
         self._is_told = True
-        share = self._agreed(seconds / (self._every * step_seconds))
-        n_sequences = len(self._adapted.tokens.scored)
-        if self._budget is not None and share > self._budget:
-            self._n_sequences = min(n_sequences, max(2, int(n_sequences * self._budget / share)))
-            if self._points is not None:
-                self._points.keep(**{N_SEQUENCES: self._n_sequences})
-        print(cost_text(seconds, share, self._every, self._n_sequences, n_sequences), file=sys.stderr)
+        share = self._agreed(seconds / (self.every * step_seconds))
+        n_sequences = len(self.adapted.tokens.scored)
+        if self.budget is not None and share > self.budget:
+            self.n_sequences = min(n_sequences, max(2, int(n_sequences * self.budget / share)))
+            if self.points is not None:
+                self.points.keep(**{N_SEQUENCES: self.n_sequences})
+        if is_first:
+            print(cost_text(seconds, share, self.every, self.n_sequences, n_sequences), file=sys.stderr)
 
 
 def watch(
@@ -210,12 +211,12 @@ def watch(
     with unchanged(module):
         adapted = adapt(module, tokens, names, chosen)
     fields = {**adapted.fields, **(settings or {}), **({} if seed is None else {"seed": seed})}
-    for field, value in (settings or {}).items():
-        if field not in RunConfig.model_fields:
-            fix = did_you_mean(field, RunConfig.model_fields, "`sparsedepth schema run` lists them")
-            raise ValueError(f"settings: {field!r} is no field of a run; {fix}")
-        if field in ("n_layers", "d_model") and value != adapted.fields[field]:
-            raise ValueError(f"settings: {field}={value!r}, and the model has {adapted.fields[field]}; leave it out")
+    for key, value in (settings or {}).items():
+        if key not in RunConfig.model_fields:
+            fix = did_you_mean(key, RunConfig.model_fields, "`sparsedepth schema run` lists them")
+            raise ValueError(f"settings: {key!r} is no field of a run; {fix}")
+        if key in ("n_layers", "d_model") and value != adapted.fields[key]:
+            raise ValueError(f"settings: {key}={value!r}, and the model has {adapted.fields[key]}; leave it out")
     training = Training(
         name=name,
         fields=fields,
@@ -223,12 +224,14 @@ def watch(
         n_params=adapted.n_params,
         data_hash=adapted.tokens.data_hash,
     )
-    made = Watch(adapted, chosen, every=every, points=None, log=None if log is None else logging_by(log), budget=budget)
+    made = Watch(
+        adapted=adapted, measures=chosen, every=every, log=None if log is None else logging_by(log), budget=budget
+    )
     check_enough_to_fit(adapted.tokens.held_out, made._config(), adapted.probed.stream_width)
     training.run_at(0, made._measured())  # its mistakes are told before the training
     if out is not None:
-        made._points = Points(Path(out), training)
-        made._n_sequences = made._points.stored.get(N_SEQUENCES)
+        made.points = Points(Path(out), training)
+        made.n_sequences = made.points.stored.get(N_SEQUENCES)
     return made
 
 
