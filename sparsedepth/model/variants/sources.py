@@ -21,8 +21,8 @@ from sparsedepth.model.norms import RMSNorm
 
 
 class Sources(nn.Module):
-    """One branch's attention over the sources; `branch` 2L is the head. The buffers [S] are 1.0 at
-    sources that it does not read, and at the one that it writes to."""
+    """One branch's attention over the sources; `branch` 2L is the head. The buffers [S], not numbers so that compiled
+    blocks share one graph, are 1.0 at sources that it does not read, and at the one that it writes to."""
 
     unseen: Tensor
     own_source: Tensor
@@ -34,7 +34,6 @@ class Sources(nn.Module):
         self.has_begun = branch % per_source > 0
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.query_scalar = nn.Parameter(torch.zeros(config.d_model))
-        # Buffers, not numbers, so that compiled blocks share one graph.
         for name in ("unseen", "own_source"):
             self.register_buffer(name, torch.zeros(config.attention_residuals + 1), persistent=False)
         self.initialise()
