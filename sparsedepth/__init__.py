@@ -57,7 +57,9 @@ _PACKAGES = ("effects", "measure", "plan", "recipe", "report", "scaling", "sweep
 
 
 def _call(name: str) -> Callable[..., Any]:
-    return getattr(importlib.import_module(f"sparsedepth.{_ELSEWHERE.get(name, 'cli.calls')}"), name)
+    call = getattr(importlib.import_module(f"sparsedepth.{_ELSEWHERE.get(name, 'cli.calls')}"), name)
+    call.__name__ = name  # as help() shows it
+    return call
 
 
 class _CallablePackage(ModuleType):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pydoc
 import shlex
 import signal
 import subprocess
@@ -31,6 +32,12 @@ def test_importing_it_is_fast_and_brings_nothing():
     lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     n_modules, has_typer, *names = lines.split(maxsplit=2)
     assert int(n_modules) < 120 and has_typer == "False" and "'sweep'" in names[0]
+
+
+def test_help_lists_every_call_with_its_options():
+    text = pydoc.plain(pydoc.render_doc(sd))
+    assert not [name for name in sd.__all__ if name not in text]
+    assert "    judge(table, *, baseline=None" in text and "baseline: variant to compare with" in text
 
 
 def test_a_package_and_its_call_stand_under_one_name():
