@@ -1,6 +1,8 @@
-"""The effects that docs/findings.md states, from the committed results: a row each, by rule of the page.
+"""The effects that docs/findings.md states, from the committed results: a row each, by rule of the page; and the page's
+table of all settings and depths.
 
     python analysis/findings.py [--format csv]
+    python analysis/findings.py --page docs/findings.md      writes the table into the page
 
 Effects and verdicts are those of `sparsedepth effects FOLDER...`, with val_loss the loss that compares the runs
 (`store.comparable_loss`); for `compute`, those of `effects --as speedup`. Depth: against the shallowest.
@@ -9,20 +11,21 @@ Effects and verdicts are those of `sparsedepth effects FOLDER...`, with val_loss
 import argparse
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 from script import run_script
 
-from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.cells import BASELINE, cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.scaling.points import budget_rows
 from sparsedepth.scaling.speedup import speedups
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words.formats import encode
+from sparsedepth.words.formats import encode, to_markdown
 from sparsedepth.words.table import fitted_table
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -74,6 +77,60 @@ STATED = (
 )  # fmt: skip
 
 
+GROUPS = (
+    ("text, width 32", "text_deep text_optimum", (12, 24)),
+    ("text, width 64", TEXT_6, (6,)),
+    ("text, width 64", TEXT_12, (12,)),
+    ("text, width 64", TEXT_24, (24,)),
+    ("task", "depth_study", (12, 32)),
+    ("task", "equal_flops equal_flops_lns", (32,)),
+    ("task", "equal_flops_trial_tuned", (32,)),
+)
+"""What the table of the page has, from which folders, at which depths."""
+START, END = "<!-- The table of analysis/findings.py -->", "<!-- Its end -->"
+
+
+def page_table() -> str:
+    """Setting by depth, in Markdown: the settings of one or several fields that were run at the baseline, and depth."""
+    rows = [row for group in GROUPS for row in _group(*group)]
+    frame = pd.DataFrame(rows).drop_duplicates(["data", "n_layers", "setting", "effect"])
+    return to_markdown(QueryResult.of_frame(frame))
+
+
+def _group(data: str, folders: str, depths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    with open_store(*(RESULTS / name for name in folders.split())) as store:
+        runs = store.frame("select * from runs")
+    cells = cells_of(runs, loss_of(runs))
+    found = effects_frame(cells)
+    per_parameter = (runs["tokens_trained"] / runs["params_total"])[runs["outcome"] == "ok"]
+    of_baseline = cells.rows[cells.rows["setting"] == BASELINE].groupby("n_layers").groups
+    found = found[found["question"].isin(["setting", "depth"]) & found["n_layers"].isin(depths) & found["lo"].notna()]
+    for row in found.to_dict("records"):
+        own = per_parameter.reindex(of_baseline.get(row["n_layers"], [])).dropna()
+        yield {
+            "data": data,
+            "n_layers": row["n_layers"],
+            "setting": row["setting"] if row["question"] == "setting" else "depth itself",
+            "effect": f"{row['estimate']:+.3f} ({row['lo']:+.3f} to {row['hi']:+.3f})",
+            "verdict": row["verdict"],
+            "detectable": f"{row['detectable']:.3f}",
+            "equal": row["basis"],
+            "time": "" if pd.isna(row["time"]) else f"x{row['time']:.2f}",
+            "tokens/parameter": f"{own.mean():.2g}" if len(own) else "",
+            "folders": ", ".join(folders.split()),
+        }
+
+
+def write_page(path: Path) -> None:
+    """The table between its two marks. Raises ValueError for a page without them."""
+    text = path.read_text()
+    head, start, rest = text.partition(START)
+    _, end, tail = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"{path} has not the lines {START!r} and {END!r}, between which the table stands")
+    path.write_text(f"{head}{START}\n{page_table()}\n{END}{tail}")
+
+
 def stated() -> pd.DataFrame:
     """Raises ValueError for an effect that the results do not have."""
     by_folders = defaultdict[str, list[Stated]](list)
@@ -115,7 +172,11 @@ def _row(one: Stated, found: pd.DataFrame) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="findings.py", description="The effects that docs/findings.md states")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    parser.add_argument("--page", type=Path, help="write the table of all settings and depths into this page")
     options = parser.parse_args(arguments)
+    if options.page is not None:
+        write_page(options.page)
+        return
     result = QueryResult.of_frame(stated())
     text = (
         fitted_table(result, ("folders",)).text

@@ -54,3 +54,14 @@ def test_it_is_printed(rows, monkeypatch, capsys):
     findings.main(["--format", "csv"])
     first, *others = capsys.readouterr().out.splitlines()
     assert first == ",".join(findings.COLUMNS) and len(others) == len(findings.STATED)
+
+
+def test_the_table_of_the_page_is_that_of_the_results(tmp_path):
+    """`python analysis/findings.py --page docs/findings.md` writes it."""
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs" / "findings.md").read_text())
+    findings.main(["--page", str(page)])
+    assert page.read_text() == (ROOT / "docs" / "findings.md").read_text()
+    page.write_text("# Findings")
+    with pytest.raises(ValueError, match="has not the lines"):
+        findings.write_page(page)

@@ -30,7 +30,8 @@ TOGETHER = {
     "depth study": ("depth_study", "depth_study_finer_lr", "depth_study_fresh_seeds", "depth_study_middle_depths"),
     "remedies": ("depth_study", "depth_study_remedies"),
 }
-FOLDERS = {name: (name,) for name in sorted(path.parent.name for path in RESULTS.glob("*/pack.json"))} | TOGETHER
+FOLDERS = {name: (name,) for name in sorted(path.parent.name for path in RESULTS.glob("*/pack.json"))}
+FOLDERS = {name: of for name, of in FOLDERS.items() if name != "toy"} | TOGETHER  # it has networks and no runs
 SLOW = [pytest.param(name, marks=() if name in SMALL else pytest.mark.slow) for name in FOLDERS]
 
 
