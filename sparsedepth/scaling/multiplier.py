@@ -3,18 +3,19 @@
     ln L = ln(L_inf + exp(a - alpha (x + ln m + d x))),   x = ln C less its mean;   ln m = d = 0 at the baseline
 
 m is what the setting is worth in compute: the baseline needs m times its compute for the same loss. With d = 0 it is
-the same at all budgets; d is its drift. Fitted to means over seeds by least squares with L_inf >= 0. Seeds are the unit
-(branches of a trunk share its seed): the variance of a number is that of its linear terms by seed, with Student's
-distribution; the choice of lr adds (sum |weight| sd)^2 of each side, as it may move all its budgets alike. Two tests:
-of d, and of the law, by the parts of the means that no parameter moves (Bonferroni). Where the law is rejected, each
-budget has the slope between it and the next instead.
+the same at all budgets; d is its drift. Fitted to means over seeds by least squares with L_inf >= 0: those of the
+baseline, and at its budgets the setting's differences from it, as what a budget does to both is no gain. Seeds are the
+unit (branches of a trunk share its seed), with Student's distribution; the choice of lr adds the larger of |sum weight
+sd| and sqrt(sum (weight sd)^2) of each side: budgets that it moves alike, or apart. Two tests: of d, and of the law, by
+the parts of the means that no parameter moves (Bonferroni). Where the law is rejected, each budget has the slope
+between it and the next instead.
 
-Shapes: S seeds, N cells (side, budget), P parameters (L_inf, a, alpha, ln m, d), B budgets of the setting, M parts of
-the means that no parameter moves."""
+Shapes: S seeds, N cells (side, budget), P parameters (L_inf, a, alpha, ln m, d), B budgets of the setting, M parts."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from scipy.optimize import least_squares
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.scaling.points import blocks_of
+from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical, two_sided_p
 
 STARTS = (0.0, 0.3, 0.6, 0.85)
@@ -36,14 +38,6 @@ Cell = tuple[bool, float]
 """Whether it is the setting's, and its budget [FLOPs]."""
 
 
-class LrChoice(NamedTuple):
-    """What the choice of lr adds to a mean loss."""
-
-    variance: float
-    base: float | None = None
-    """The baseline's budget, where it is what is added to the difference from it."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ladder:
     """The losses of a baseline and of a setting at their budgets, of the seeds that all of these have."""
@@ -55,7 +49,7 @@ class Ladder:
     lr_sd_N: np.ndarray
     """Of ln L, by the choice of lr; of a cell with a `base`, of its difference from that."""
     base_N: np.ndarray
-    """The baseline's cell at the same budget, whose choice of lr is part of the difference; the cell itself without."""
+    """The baseline's cell at the same budget; the cell itself without."""
 
     @property
     def n_seeds(self) -> int:
@@ -64,6 +58,12 @@ class Ladder:
     @property
     def mean_N(self) -> np.ndarray:
         return self.log_loss_SN.mean(axis=0)
+
+    @cached_property
+    def difference_NN(self) -> np.ndarray:
+        """From ln L of the cells to what the law is fitted to."""
+        own_NN = np.eye(len(self.base_N))
+        return own_NN - own_NN[self.base_N] * (self.base_N != np.arange(len(own_NN)))[:, None]
 
     @property
     def x_N(self) -> np.ndarray:
@@ -125,6 +125,7 @@ class _Fitted(NamedTuple):
     fitted_N: np.ndarray
     jacobian_NP: np.ndarray
     cost: float
+    difference_NN: np.ndarray
     free_P: np.ndarray
     """Whether a parameter is not at its bound."""
 
@@ -133,7 +134,7 @@ class _Fitted(NamedTuple):
         """What each mean adds to each parameter, to first order."""
         weight_PN = np.zeros(self.jacobian_NP.T.shape)
         weight_PN[self.free_P] = np.linalg.pinv(self.jacobian_NP[:, self.free_P])
-        return weight_PN
+        return weight_PN @ self.difference_NN
 
 
 def _fit(ladder: Ladder, *, drift: bool) -> _Fitted:
@@ -149,7 +150,7 @@ def _fit(ladder: Ladder, *, drift: bool) -> _Fitted:
 
 
 def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
-    x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.mean_N
+    x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.difference_NN @ ladder.mean_N
 
     def full(free: np.ndarray) -> np.ndarray:
         theta_P = start_P.copy()
@@ -157,12 +158,13 @@ def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
         return theta_P
 
     def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ln L of each cell, and its derivatives, (N, P)."""
+        """What the law is fitted to, and its derivatives, (N, P)."""
         log_m, *d = theta_P[3:]
         log_loss_N, by_x_N, by_shape_NX = _law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
         by_m_N = by_x_N * setting_N
         moves = np.stack([by_m_N, *(by_m_N * x_N for _ in d)], axis=1)
-        return log_loss_N, np.concatenate([by_shape_NX, moves], axis=1)
+        jacobian_NP = np.concatenate([by_shape_NX, moves], axis=1)
+        return ladder.difference_NN @ log_loss_N, ladder.difference_NN @ jacobian_NP
 
     solved = least_squares(
         lambda free: at(full(free))[0] - y_N,
@@ -171,7 +173,7 @@ def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
         **{"method": "lm", "xtol": 1e-12, "ftol": 1e-14, "gtol": 1e-14, "max_nfev": 300},
     )
     end_P = full(solved.x)
-    return _Fitted(end_P, *at(end_P), cost=float(solved.cost), free_P=free_P)
+    return _Fitted(end_P, *at(end_P), cost=float(solved.cost), difference_NN=ladder.difference_NN, free_P=free_P)
 
 
 def _law(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -197,9 +199,10 @@ def _misfit(ladder: Ladder, found: _Fitted) -> float | None:
     """The least p of the parts that no parameter moves, times their number; None without such a part, or for one
     seed."""
     left_NN = np.linalg.svd(found.jacobian_NP[:, found.free_P], full_matrices=True)[0]
-    rest_NM = left_NN[:, found.free_P.sum() :]
-    off_N = ladder.mean_N - found.fitted_N
-    p_M = [p for rest_N in rest_NM.T if (p := _p(ladder, float(off_N @ rest_N), rest_N)) is not None]
+    rest_MN = left_NN[:, found.free_P.sum() :].T
+    off_M = rest_MN @ (ladder.difference_NN @ ladder.mean_N - found.fitted_N)
+    tests = zip(off_M.tolist(), rest_MN @ ladder.difference_NN, strict=True)
+    p_M = [p for off, weight_N in tests if (p := _p(ladder, off, weight_N)) is not None]
     return min(1.0, min(p_M) * len(p_M)) if p_M else None
 
 
@@ -209,8 +212,9 @@ def _errors(ladder: Ladder, weight_N: np.ndarray) -> tuple[float, float]:
     own_N = weight_N.copy()  # a difference takes the baseline's part along
     has_base_N = ladder.base_N != np.arange(len(own_N))
     np.add.at(own_N, ladder.base_N[has_base_N], weight_N[has_base_N])
-    moved_N = np.abs(own_N) * ladder.lr_sd_N
-    return seeds, math.hypot(moved_N[ladder.is_setting_N].sum(), moved_N[~ladder.is_setting_N].sum())
+    moved_N = own_N * ladder.lr_sd_N
+    sides = [moved_N[ladder.is_setting_N], moved_N[~ladder.is_setting_N]]
+    return seeds, math.hypot(*(max(abs(side.sum()), np.linalg.norm(side)) for side in sides))
 
 
 def _half_width(ladder: Ladder, weight_N: np.ndarray) -> float | None:
@@ -241,10 +245,10 @@ def _by_slope(ladder: Ladder, setting: int) -> Worth:
     return Worth(float(x_N[at] - x_N[setting] + gain), _half_width(ladder, weight_N))
 
 
-def ladder_of(losses: Mapping[Cell, Mapping[int, float]], choices: Mapping[Cell, LrChoice]) -> Ladder | None:
-    """From (is the setting, FLOPs) -> seed -> loss, and -> what the choice of lr adds. Of seeds that have all cells:
-    most cells, for at most a third of the seeds. None where no seed is in three budgets of the baseline and one of the
-    setting."""
+def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[Cell, float]) -> Ladder | None:
+    """From (is the setting, FLOPs) -> seed -> loss, and -> the variance by the choice of lr. Of seeds that have all
+    cells: most cells, for at most a third of the seeds. None where no seed is in three budgets of the baseline and one
+    of the setting."""
     blocks = [block for block in blocks_of(losses) if _is_enough([is_setting for is_setting, _ in block[1]])]
     if not blocks:
         return None
@@ -252,14 +256,19 @@ def ladder_of(losses: Mapping[Cell, Mapping[int, float]], choices: Mapping[Cell,
     enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
     seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
     loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
-    chosen = [choices.get(cell, LrChoice(0.0)) for cell in cells]
-    place = {C: number for number, (is_setting, C) in enumerate(cells) if not is_setting}
     is_setting_N, C_N = (np.array(column) for column in zip(*cells, strict=True))
     return Ladder(
         C_N=C_N, is_setting_N=is_setting_N.astype(bool), log_loss_SN=np.log(loss_SN),
-        lr_sd_N=np.sqrt([choice.variance for choice in chosen]) / loss_SN.mean(axis=0),
-        base_N=np.array([place.get(choice.base or 0.0, number) for number, choice in enumerate(chosen)]),
+        lr_sd_N=np.sqrt([lr_variance.get(cell, 0.0) for cell in cells]) / loss_SN.mean(axis=0),
+        base_N=np.array([_base(cells, number) for number in range(len(cells))]),
     )  # fmt: skip
+
+
+def _base(cells: Sequence[Cell], number: int) -> int:
+    """The baseline's cell at the budget of a cell of the setting; the cell itself without."""
+    is_setting, C = cells[number]
+    at = [n for n, (other, budget) in enumerate(cells) if is_setting and not other and abs(C / budget - 1) < MATCHED]
+    return at[0] if at else number
 
 
 def _is_enough(is_setting: Sequence[bool]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, LrChoice, Worth, ladder_of, law_of_both
+from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, Worth, ladder_of, law_of_both
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
@@ -58,12 +58,14 @@ class Speedup:
     reason: str = ""
 
 
-def worth_of(baseline: Losses, setting: Losses, choices: Mapping[Cell, LrChoice] | None = None) -> dict[float, Speedup]:
+def worth_of(
+    baseline: Losses, setting: Losses, lr_variance: Mapping[Cell, float] | None = None
+) -> dict[float, Speedup]:
     """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. Raises
     ValueError where the baseline has no law."""
     check_baseline(baseline)
     cells = {(is_setting, C): of for is_setting, side in ((False, baseline), (True, setting)) for C, of in side.items()}
-    ladder = ladder_of(cells, choices or {})
+    ladder = ladder_of(cells, lr_variance or {})
     if ladder is None:
         return dict.fromkeys(setting, Speedup(multiplier=None, reason="no seed in common with the baseline"))
     found = law_of_both(ladder)
@@ -157,7 +159,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     """The rows of a setting at a depth."""
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
-    choices = {(False, budget): LrChoice(float(at["lr_variance"].mean())) for budget, at in of_baseline.items()}
+    lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
     of_setting = [runs_at for _, runs_at in runs.groupby(BUDGET)]
     flops: list[float] = []
     losses: dict[float, dict[int, float]] = {}
@@ -167,8 +169,10 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         if len(done):
             nearest = _nearest(budgets, C)
             is_matched = abs(C / nearest - 1) < MATCHED
-            losses[C], choices[True, C] = _at_optimum(done, nearest, budgets[nearest] if is_matched else {})
-    worths = worth_of(budgets, losses, choices)
+            losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
+            if is_matched and done["effect"].isna().all():  # the variance is that of the difference
+                lr_variance[True, C] += lr_variance[False, nearest]
+    worths = worth_of(budgets, losses, lr_variance)
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in zip(flops, of_setting, strict=True):
         n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
@@ -183,18 +187,18 @@ def _nearest(budgets: Losses, C: float) -> float:
     return min(budgets, key=lambda budget: abs(math.log(budget / C)))
 
 
-def _at_optimum(done: pd.DataFrame, budget: float, baseline: Mapping[int, float]) -> tuple[dict[int, float], LrChoice]:
+def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict[int, float], float]:
     """Seed -> loss, moved to the effect of the setting on the baseline at its budget where each side has its optimum of
-    lr, where that is known; and what the choice of lr adds to it."""
+    lr, where that is known; and the variance that the choice of lr adds to it."""
     losses = {int(seed): loss for seed, loss in done["loss"].groupby(done["seed"].astype(int)).mean().items()}
     difference_S = np.array([losses[seed] - baseline[seed] for seed in losses.keys() & baseline.keys()])
     n = len(difference_S)
     if not n or not done["effect"].notna().any():
-        return losses, LrChoice(float(done["lr_variance"].mean()))
+        return losses, float(done["lr_variance"].mean())
     moved = float(done["effect"].mean() - difference_S.mean())
     by_seeds = float(difference_S.var(ddof=1)) / n if n > 1 else math.inf
     rest = max(0.0, float(done["effect_sd"].mean()) ** 2 - by_seeds)
-    return {seed: loss + moved for seed, loss in losses.items()}, LrChoice(rest, budget)
+    return {seed: loss + moved for seed, loss in losses.items()}, rest
 
 
 def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
