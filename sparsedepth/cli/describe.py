@@ -73,6 +73,10 @@ def metrics(
             print(f"  {column.name}{unit}: {column.meaning}{source}")
 
 
+LEAST_WIDTH = 80
+"""Below it a table of four columns would have no room for the last ones."""
+
+
 def schema(
     kind: Annotated[Literal["run", "sweep"], typer.Argument(help="run configuration or sweep definition")] = "run",
     as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table")] = False,
@@ -97,7 +101,7 @@ def schema(
         default = value if isinstance(value, str) and value else json.dumps(value)
         default = "required" if name in content.get("required", []) else default
         table.add_row(name, type_text(field, content.get("$defs", {})), default, field.get("description"))
-    Console(width=terminal_width(), markup=False, highlight=False, emoji=False).print(table)
+    Console(width=max(terminal_width(), LEAST_WIDTH), markup=False, highlight=False, emoji=False).print(table)
 
 
 def presets(

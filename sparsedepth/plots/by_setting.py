@@ -28,6 +28,7 @@ from sparsedepth.plots.runs import (
     setting_names,
     settings_in_order,
     shown_settings,
+    trained_runs,
     values_of_metrics,
 )
 from sparsedepth.plots.style import GREY, Style, depth_colours, setting_styles
@@ -232,6 +233,7 @@ def history(store: Store) -> Drawing:
     runs = runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")]
     names = [name for name in HISTORY if runs[name].notna().any()]
     if not names:
+        trained_runs(store)  # where none is complete, that is why
         raise NothingToDraw("no training was watched in its loop (sparsedepth.watch), so there is no history to draw")
     setting = runs["cell_id"].map(setting_names(store, BUDGET))
     if runs["n_layers"].nunique() > 1:

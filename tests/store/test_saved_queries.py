@@ -111,7 +111,7 @@ def test_why_there_is_no_answer_is_said(tmp_path):
         assert answer_text(answered(store, "lr_curves")).endswith(
             "\nnone: no configuration was run at two values of lr"
         )
-        with pytest.raises(ValueError, match=r"the saved questions are: .*, effects$"):
+        with pytest.raises(ValueError, match=r"the saved questions are: .*, variance, depth$"):
             ask(store, "everything")
 
 

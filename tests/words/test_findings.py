@@ -29,8 +29,25 @@ def test_what_is_independent_in_a_law():
 
 def test_multipliers_are_a_table_and_what_was_left_out():
     table = QueryResult(columns=("n_layers", "multiplier", "setting"), rows=((12, 1.25, "depth_scale=lns"),))
-    lines = scaling.speedup_lines(Record(table=table, at_largest=[], refused=["n_layers=4: 2 budgets"]))
-    assert "1.250  depth_scale=lns" in lines[1] and lines[2:] == ["left out: n_layers=4: 2 budgets"]
+    row = {
+        "n_layers": 12,
+        "setting": "depth_scale=lns",
+        "train_flops": 1.2e13,
+        "multiplier": 1.0,
+        "lo": 0.95,
+        "hi": 1.06,
+    }
+    row |= dict.fromkeys(("time_multiplier", "time_lo", "time_hi"))
+    row |= {"law": "power law with drift", "p_drift": 0.001, "reason": ""}
+    first = row | {"train_flops": 1.5e12, "multiplier": 1.25, "lo": 1.2, "hi": 1.3}
+    lines = scaling.speedup_lines(Record(table=table, at_ends=[(first, row)], refused=["n_layers=4: 2 budgets"]))
+    assert "1.250  depth_scale=lns" in lines[1] and lines[3:] == ["left out: n_layers=4: 2 budgets"]
+    assert lines[2] == (
+        "n_layers=12, depth_scale=lns: worth 1 times the compute (0.95 to 1.06) at 1.2e13 FLOPs, fading from 1.25 "
+        "(1.2 to 1.3) at 1.5e12 (p 0.001)"
+    )
+    assert scaling.law_rejected(0.002) == "the runs are on no one law (p 0.002): by the slope to the next budget"
+    assert scaling.beyond_law(100.0).endswith("does not reach within 100 times its budgets")
 
 
 def test_an_effect_and_what_it_is_at_own_lr():
