@@ -218,6 +218,7 @@ def test_the_notebook_runs_and_its_outputs_are_true(tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)  # workers of a parallel run have one
     committed = nbformat.read(NOTEBOOK, as_version=4)
     fresh = nbclient.NotebookClient(
         nbformat.read(NOTEBOOK, as_version=4), timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
