@@ -50,7 +50,7 @@ class SettingDepths:
         for order, fitted in (self.curves, self.means):
             if fitted is not None and {deep, shallow} <= {*order}:
                 numbers = order.index(deep), order.index(shallow)
-                if len({*fitted.group_C[[*numbers]]}) == 1:
+                if fitted.connects(numbers):
                     return contrast_of(fitted, *numbers)
         return None
 

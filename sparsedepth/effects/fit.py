@@ -123,6 +123,10 @@ class Fit:
         """The fitted value of a cell: the effect of two cells is the difference of theirs."""
         return self.level + float(self.values.weight_G @ self.values.mean_GC[:, cell])
 
+    def connects(self, cells: Sequence[int]) -> bool:
+        """Whether a chain of common seeds connects these cells, so that their values can be combined."""
+        return len({*self.group_C[[*cells]].tolist()}) == 1
+
     def combine(self, weight_C: np.ndarray) -> Distribution:
         """The distribution of a combination of the cells' values, whose weights add up to 0."""
         values, noise = self.values, self.noise

@@ -220,32 +220,34 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
 
 def _set_own_lr(cells: Cells, at: Depth, row: Row, weights: dict[str, float], sides: Sequence[CellRuns]) -> None:
     """A combination of cells of the depth's fit."""
-    contrast = _combined(at.fitted, at.order, weights)
-    if contrast is None or at.fitted is None:
+    numbers = [at.order.index(name) for name in weights]
+    if at.fitted is None or not at.fitted.connects(numbers):
         _leave_open(row, sides[0].results, sides[1].results)
         if len(sides) != 2:
             row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
         return
-    numbers = [at.order.index(name) for name in weights]
-    row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
-    if len(weights) == 2:
-        _set_contrast(row, contrast_of(at.fitted, *numbers))
-        own, other = (
-            _side(cells, name, side, outside, side.n_diverged)
-            for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
-        )
-        row.sides = own, other
+    if len(numbers) != 2:
+        row.contrast = _combined(at.fitted, at.order, weights)
+        row.shared = at.fitted.share_of_baseline(numbers[0], numbers[-1])
+        return
+    _set_contrast(row, contrast_of(at.fitted, *numbers))
+    own, other = (
+        _side(cells, name, side, outside)
+        for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
+    )
+    row.sides = own, other
 
 
-def _side(cells: Cells, name: str, side: CellRuns, outside: float = 0.0, diverged: int = 0) -> Side:
+def _side(cells: Cells, name: str, side: CellRuns, outside: float) -> Side:
     lr = f"{cells.field} {side.lr:g}" if cells.field else ""
-    return Side(name=name, lr=lr, edge=side.edge if cells.is_tuned else "", outside=outside, diverged=diverged)
+    edge = side.edge if cells.is_tuned else ""
+    return Side(name=name, lr=lr, edge=edge, outside=outside, diverged=side.n_diverged)
 
 
 def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, float]) -> Distribution | None:
     """A combination of the cells of a fit, in their order; None where no seeds connect them."""
     numbers = [order.index(name) for name in weights]
-    if found is None or len(set(found.group_C[numbers])) > 1:
+    if found is None or not found.connects(numbers):
         return None
     weight_C = np.zeros(len(order))
     weight_C[numbers] = list(weights.values())

@@ -42,7 +42,7 @@ def second_looks(cells: Cells) -> list[SecondLook]:
     found: list[SecondLook] = []
     for depth in shown["n_layers"].unique():
         rows = cells.rows[cells.rows["n_layers"] == depth]
-        looks = [(without, setting_effects(_of_rows(cells, rest))) for without, rest in _parts(cells, rows)]
+        looks = [(without, setting_effects(replace(cells, rows=rest))) for without, rest in _parts(cells, rows)]
         for effect in QueryResult.of_frame(shown[shown["n_layers"] == depth]).records():
             of_effect = [_look(effect, without, again) for without, again in looks]
             told = [look for look in of_effect if look is not None]
@@ -59,10 +59,6 @@ def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame
     source = cells.runs["source"].reindex(rows.index) if "source" in cells.runs else pd.Series("", rows.index)
     for folder in sorted({*source}) if source.nunique() > 1 else []:
         yield str(folder), rows[source != folder]
-
-
-def _of_rows(cells: Cells, rows: pd.DataFrame) -> Cells:
-    return replace(cells, rows=rows)
 
 
 def _look(effect: Mapping[str, Any], without: str, again: pd.DataFrame) -> SecondLook | None:
