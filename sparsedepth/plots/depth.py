@@ -25,7 +25,7 @@ from sparsedepth.plots.style import GREY
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.scaling.points import BUDGET, budget_cells, budget_rows, finished
-from sparsedepth.store.comparable_loss import loss_in, loss_of
+from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, score_rows, usable_forms
 from sparsedepth.store.tuning_roles import IS_RESULT
@@ -108,7 +108,8 @@ def isoflop(store: Store) -> Drawing:
     if not store.sql(by_depth).rows:  # before the rows of all settings are read
         raise NothingToDraw(NO_CURVE)
     try:
-        return by_budget(budget_rows(store), crossovers(budget_cells(store)), loss_in(store))
+        cells = budget_cells(store)
+        return by_budget(budget_rows(store, cells=cells), crossovers(cells), cells.outcome)
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
 

@@ -16,7 +16,7 @@ from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of,
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.recipe.choose import DATA
-from sparsedepth.scaling.crossover import SAME, Crossover, crossovers
+from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
@@ -153,9 +153,9 @@ def depth_answer(cells: Cells) -> Answer:
 
 def _crossovers(cells: Cells) -> list[Crossover]:
     """Those of the baseline that are judged at a budget."""
-    if "flops" not in cells.rows or cells.rows["n_layers"].nunique() < 2:
+    if "flops" not in cells.rows:
         return []
-    return [one for one in crossovers(cells) if one.setting == BASELINE and one.largest is not None]
+    return [one for one in crossovers_of(cells, [BASELINE]) if one.largest is not None]
 
 
 def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd.DataFrame:

@@ -17,7 +17,7 @@ Shapes: S seeds, B budgets of a depth, N budgets compared, D shallower depths.""
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -102,13 +102,21 @@ Budgets = Mapping[float, SettingDepths]
 def crossovers(cells: Cells) -> list[Crossover]:
     """Every depth but the shallowest of each setting, the baseline first, from cells of a loss at every budget. Raises
     ValueError for one depth only."""
+    found = crossovers_of(cells)
+    if not found:
+        raise ValueError("no setting was run at two depths: run a sweep over n_layers")
+    return found
+
+
+def crossovers_of(cells: Cells, settings: Collection[str] | None = None) -> list[Crossover]:
+    """Those of some settings (None: of all), none for one depth only."""
     found: list[Crossover] = []
     rows = with_budgets(cells)
     at_budgets = {
         float(at["budget"].iloc[0]): [depth_of(cells, own) for _, own in at.groupby("n_layers")]
         for _, at in rows.groupby("budget")
     }
-    for setting in sorted({*rows["name"]}, key=lambda name: (name != BASELINE, name)):
+    for setting in sorted(settings or {*rows["name"]}, key=lambda name: (name != BASELINE, name)):
         of_setting = rows[rows["name"] == setting]
         names, depths = {*of_setting["setting"]}, sorted({*of_setting["n_layers"]})
         budgets = {budget: depths_of(cells, at, names) for budget, at in at_budgets.items()}
@@ -116,8 +124,6 @@ def crossovers(cells: Cells) -> list[Crossover]:
             found += [Crossover(setting, depth, reason=f"depths differ in {differ}") for depth in depths[1:]]
         else:
             found += _of_setting(setting, depths, budgets)
-    if not found:
-        raise ValueError("no setting was run at two depths: run a sweep over n_layers")
     return found
 
 

@@ -158,9 +158,12 @@ def budget_cells(store: Store, outcome: str | None = None) -> Cells:
     return cells
 
 
-def budget_rows(store: Store, knob: str | None = None, outcome: str | None = None) -> pd.DataFrame:
+def budget_rows(
+    store: Store, knob: str | None = None, outcome: str | None = None, cells: Cells | None = None
+) -> pd.DataFrame:
     """The rows, of the baseline and the settings that change `knob`; `outcome` is the loss, by default the one that
-    compares these runs. Raises ValueError without any, and for another outcome."""
+    compares these runs; `cells`: its `budget_cells`, where they are known. Raises ValueError without any, and for
+    another outcome."""
     loss = outcome or loss_in(store)
     if loss not in LOSSES:
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
@@ -197,14 +200,13 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
     if runs.empty:
         raise ValueError("no run has train_flops: its cost is not known")
     setting_of = dict(zip(runs["run_id"], runs["setting"], strict=True))
-    choices = lr_choices(read_runs(store, loss), loss, setting_of)
+    choices = lr_choices(cells or budget_cells(store, loss), setting_of)
     return runs.join(choices, on="run_id", how="inner").reset_index(drop=True)
 
 
-def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> pd.DataFrame:
-    """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results; without runs
+def lr_choices(cells: Cells, setting_of: Mapping[str, str]) -> pd.DataFrame:
+    """run_id -> CHOICES, from the cells of a loss at every budget, and run_id -> setting of the results; without runs
     at another lr than the one that `effects` compares, or scored in another way."""
-    cells = cells_of(runs, loss, every_budget=True)
     rows = cells.rows.assign(budget=budgets_of(cells.rows), result=cells.rows["run_id"].map(setting_of))
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
     depths = defaultdict[tuple[float, str], list[TunedCell]](list)
@@ -218,7 +220,7 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
             if tuned.effect is not None:
                 found.loc[tuned.run_ids, ["effect", "effect_sd"]] = tuned.effect.estimate, tuned.effect.sd
     for of_depths in depths.values():
-        fitted = fit_with_curves([tuned.cell for tuned in of_depths], sign(loss), apart=1 << 40)
+        fitted = fit_with_curves([tuned.cell for tuned in of_depths], sign(cells.outcome), apart=1 << 40)
         for tuned, variance in zip(of_depths, fitted.values.choice_C if fitted else (), strict=False):
             found.loc[tuned.run_ids, "lr_variance"] = variance
     return found.drop(index=[*other_lr])
@@ -242,7 +244,7 @@ def _tuned_cells(at: Depth, rows: pd.DataFrame) -> Iterator[TunedCell]:
     names = names[names.isin(at.order)]
     for setting, name in names.items():
         sides = [at.order.index(name), at.order.index(names.get(BASELINE, name))]
-        is_connected = sides[0] != sides[1] and len({*fitted.group_C[sides]}) == 1
+        is_connected = sides[0] != sides[1] and fitted.connects(sides)
         effect = fitted.effect(*sides) if is_connected else None
         yield TunedCell(str(setting), at.cells[name], rows.loc[rows["setting"] == name, "run_id"], effect)
 

@@ -43,7 +43,8 @@ def tuned_world(seed: int, noise: float = 0.01) -> tuple[pd.DataFrame, pd.DataFr
 
 
 def choices_of(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    return lr_choices(runs, "val_loss", dict(zip(rows["run_id"], rows["setting"], strict=True)))
+    cells = cells_of(runs, "val_loss", every_budget=True)
+    return lr_choices(cells, dict(zip(rows["run_id"], rows["setting"], strict=True)))
 
 
 def covered(rows: pd.DataFrame, worth: float = 1.0) -> list[bool]:
