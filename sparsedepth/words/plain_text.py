@@ -4,7 +4,7 @@ untrusted text made safe for it."""
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 WIDTH = 100
 """Characters of a line in a file or a pipe."""
@@ -15,6 +15,11 @@ YEAR = 365 * DAY
 def counted(n: int, noun: str) -> str:
     """'1 run', '2 runs'."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """'4, 8 and 16'"""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def sentence_of(text: str) -> str:

@@ -8,7 +8,7 @@ from sparsedepth.words.best import degenerate_text
 from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
 from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text
-from sparsedepth.words.plain_text import counted, sentence_of, wrapped
+from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import sentence, tests_lines, verification_text
 from sparsedepth.words.scaling import at_largest, flops_text
 from sparsedepth.words.table import fitted_table
@@ -86,7 +86,7 @@ def _named(settings: Sequence[str]) -> str:
     named = ordered[:MOST_NAMED] if len(ordered) > MOST_NAMED + 1 else ordered
     if len(ordered) > len(named):
         named = [*named, counted(len(ordered) - len(named), "more setting")]
-    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    return listed(named)
 
 
 def _missed(rows: "pd.DataFrame") -> str:
@@ -143,9 +143,8 @@ def _cost_text(crossovers: Sequence["Crossover"]) -> str:
     for verdict, phrase in phrases.items():
         if of_verdict := [one for one in crossovers if one.verdict == verdict]:
             names = [str(one.n_layers) for one in of_verdict]
-            named = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
             size = at_largest(of_verdict[-1])
-            parts.append(f"{named} layers {phrase}{f' ({names[-1]}: {size})' if names[1:] else f': {size}'}")
+            parts.append(f"{listed(names)} layers {phrase}{f' ({names[-1]}: {size})' if names[1:] else f': {size}'}")
     return "; ".join(parts)
 
 
