@@ -12,6 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from sparsedepth.config import presets
 from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
+from sparsedepth.config.lr_groups import LrOf, check_groups, group_of
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import (
     AMOUNT,
@@ -95,6 +96,11 @@ class TrainConfig(Section):
     """tokens per optimiser step"""
     lr: Annotated[Positive, SCHEDULE] = 1e-3
     """peak learning rate"""
+    lr_of: Annotated[LrOf, OPTIMIZER] = ()
+    """multiples of lr of groups of parameters, such as {residual_scalars: 0.01, embed: 2}; a group's weights decay by
+    its own lr, and a parametrisation's factor multiplies it. Groups: embed, head, norms, attention, ffn, router, and by
+    field residual_scalars (of the stream), first_scalars (of x_0), value_residual, gpas, residual_gate,
+    attention_residuals"""
     optimizer: Annotated[Literal["adamw", "muon"], CHANGES_STEP.acting("optimizer")] = "adamw"
     """muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's are (rms 0.2), so
     that lr and weight_decay mean the same; AdamW for all else"""
@@ -136,6 +142,10 @@ class TrainConfig(Section):
     """steps between two observations of residual variance"""
     divergence_factor: Annotated[float, Field(gt=1), THRESHOLD] = 2.0
     """a loss above this multiple of the first step's, at a logged step and at one after it, ends the run as diverged"""
+
+    def lr_factor(self, name: str) -> float:
+        """By `lr_of`, of the parameter of this name."""
+        return dict(self.lr_of).get(group_of(name), 1.0) if self.lr_of else 1.0
 
     @property
     def n_steps(self) -> int:
@@ -227,6 +237,7 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
     def _check_run(self) -> None:
         """The parts in turn: the corpus, whole sequences and steps, optimizer, schedule, measures."""
         self._check_corpus()
+        check_groups(self, dict(self.lr_of))
         for name, part in (("batch_tokens", self.seq_len), ("train_tokens", self.batch_tokens)):
             if (tokens := getattr(self, name)) % part:
                 whole = "sequences of seq_len" if name == "batch_tokens" else "steps of batch_tokens"

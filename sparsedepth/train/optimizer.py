@@ -14,6 +14,8 @@ and weight_decay mean the same in both: the weights forget over 1 / (lr * weight
     matrices of the blocks          1 / m_N  1 / (m_N m_L)    m_N with completep, 1 with mup
     vectors of the blocks           1        1 / (m_N m_L)    1
     embedding, last norm, head      1        1 / m_N          1         (2505.01618, table 1 and its code; alpha = 1)
+
+`lr_of` multiplies the lr of a group of parameters, also in its decay.
 """
 
 import math
@@ -144,7 +146,9 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
     parts: dict[tuple[bool, bool, Factors], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
-        key = is_muon, decays(name, p, config.weight_decay_on), factors(name, p, config)
+        rule = factors(name, p, config)
+        rule = rule._replace(lr=rule.lr * config.lr_factor(name))
+        key = is_muon, decays(name, p, config.weight_decay_on), rule
         parts.setdefault(key, []).append(p)
     groups = {False: [], True: []}
     for (is_muon, decaying, rule), params in sorted(parts.items(), reverse=True):

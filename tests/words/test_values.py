@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sparsedepth.words.values import readable
+from sparsedepth.words.values import assignment, readable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,10 @@ def test_values_for_people(value, text):
 @given(st.floats(1e-4, 9.9e6))
 def test_four_significant_digits_are_kept(value):
     assert float(readable(value)) == pytest.approx(value, rel=0.5001e-3)
+
+
+def test_a_mapping_is_shown_as_it_is_set():
+    assert (
+        assignment("lr_of", '[["embed", 2.0], ["residual_scalars", 0.01]]')
+        == "lr_of={embed: 2, residual_scalars: 0.01}"
+    )
