@@ -2,7 +2,6 @@
 
 import errno
 import io
-import itertools
 import os
 import sys
 import warnings
@@ -27,7 +26,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     _prepare_streams()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
-        _check_outputs(words)
+        _check_options(words)
         from sparsedepth.plugins import name_on_command_line
 
         words = name_on_command_line(words)
@@ -60,14 +59,17 @@ def run(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _check_outputs(words: Sequence[str]) -> None:
-    """Raises ValueError for an empty output."""
+def _check_options(words: Sequence[str]) -> None:
+    """Raises ValueError for an empty output, and for a field apart from its values."""
     from sparsedepth.files import check_not_empty
 
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue="none"):
+    for word, following, after in zip(words, [*words[1:], "none"], [*words[2:], "none", "none"], strict=False):
         option, equals, value = word.partition("=")
         if option in OUTPUTS:
             check_not_empty(option, value if equals else following)
+        if word in ("--vary", "--set") and following.isidentifier():
+            values = "VALUE" if after == "none" or after.startswith("-") else after
+            raise ValueError(f"{word} {following} lacks '=': write {word} {following}={values}")
 
 
 def _prepare_streams() -> None:

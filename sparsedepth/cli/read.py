@@ -49,7 +49,7 @@ def query(
         list[str] | None,
         typer.Argument(
             metavar="DIR... [SQL]",
-            help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
+            help="results or run folders, and a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
             "evals",
         ),
     ] = None,
@@ -62,9 +62,10 @@ def query(
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
     folders = list(arguments or [])
-    sql = None
-    if folders and not os.path.exists(last := folders[-1]) and (not last or any(map(str.isspace, last))):
-        sql = folders.pop()
+    texts = [text for text in folders if not os.path.exists(text) and (not text or any(map(str.isspace, text)))]
+    sql = texts[-1] if texts else None  # before or after the folders
+    if sql is not None:
+        folders.remove(sql)
     if not folders and ask != LIST:
         raise ValueError("give a results folder before the query: sparsedepth query DIR SQL")
     if (sql is not None) + (ask is not None) + schema != 1:

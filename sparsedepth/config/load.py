@@ -95,7 +95,8 @@ def _parser_message(error: Exception) -> str:
     """The parser's message in one line, the position first."""
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) and error.problem:
         context = f", {error.context}" if error.context else ""
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
+        fix = "; indent with spaces" if "'\\t'" in error.problem else ""
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{fix}"
     return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
 
@@ -156,7 +157,7 @@ def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]], option: s
     for setting in settings:
         key, _, values = (part.strip() for part in setting.partition("="))
         if not key or not values:
-            raise ValueError(f"{option} {setting!r} must have the form key=value,value, such as {option} lr=1e-3,3e-3")
+            raise ValueError(f"{option} {setting!r} must have the form key=value,value, such as {option} n_layers=4,12")
         if key in parsed:
             raise ValueError(f"{option} {key} is given twice; list all its values in one")
         parsed[key] = parse_yaml(f"[{values}]", f"{option} {key}")

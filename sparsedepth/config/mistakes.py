@@ -89,7 +89,7 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
     if details["type"] == "missing":
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
-    how = how_to_write({error["type"] for error in errors}, details["input"])
+    how = how_to_write({error["type"] for error in errors}, details["input"], message)
     return f"{name}={short(details['input'])}{separator}{message}{how}{meaning}"
 
 

@@ -144,7 +144,7 @@ class Store(AbstractContextManager["Store"]):
         except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which are locked
             raise ValueError(f"the query needs more memory than {FENCES['memory_limit']}; {NARROW}") from None
         except duckdb.Error as error:
-            raise ValueError(_explain(error)) from None
+            raise ValueError(_explain(error, text)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
             raise ValueError(f"the query cannot be run: {error}") from None
 
@@ -372,11 +372,16 @@ def _check_rows(n_rows: int, max_rows: int) -> None:
         raise ValueError(f"the answer has more than {max_rows:,} rows; add LIMIT, or aggregate")
 
 
-def _explain(error: duckdb.Error) -> str:
-    """DuckDB's message in one line, with the names it proposes."""
+def _explain(error: duckdb.Error, query: str) -> str:
+    """DuckDB's message in one line, with the names it proposes; of a value without quotes, the value in quotes."""
     message = re.sub(r"^\w+ Error: ", "", database_line(error))
     if message.startswith("Table with name"):
         message += f" Views: {', '.join((*COLUMNS, 'evals'))}"
-    if message.startswith("Referenced column"):
+    if found := re.match(r'Referenced column "(.+?)" not found', message):
+        name = found[1]
+        if re.search(rf'(=|<>|,|\blike\b|\bin *\() *"?{re.escape(name)}\b', query, re.IGNORECASE):
+            is_choice = f"'{name.lower()}'" in str(RunConfig.model_json_schema())
+            value = name.lower() if is_choice else name
+            return f"no column is called {name!r}; a text stands in single quotes: write '{value}'"
         message += "; all columns: `query DIR --schema`"
     return message[:600]

@@ -32,7 +32,7 @@ from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
 from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run
-from sparsedepth.words.plain_text import utf8
+from sparsedepth.words.plain_text import did_you_mean, utf8
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -209,6 +209,10 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                 with collecting(damaged):
                     runs.append(stored_run(run_files(files_in(folder)), utf8(str(folder)[start:] or ".")))
         except OSError as error:
+            if not root.exists():
+                there = [path.name for path in root.parent.glob("*")]
+                near = did_you_mean(root.name, there, "name a results folder, as given to sweep --out")
+                raise ValueError(f"the folder {str(root)!r} does not exist; {near}") from None
             why = f"{error.strerror}: {error.filename!r}"
             raise ValueError(f"{str(root)!r} cannot be read ({why}); name a folder that may be read") from None
         parts.append(Part(root=root, runs=_without_copies(runs)))

@@ -98,17 +98,31 @@ COMMAND_OPTIONS = {
 }
 """Keys -> the command-line option for them."""
 
+CHOICES = {"float32": "fp32", "bfloat16": "bf16", "layernorm_scaling": "lns", "prenorm": "pre", "postnorm": "post"}
+"""Names of values elsewhere -> ours, where they are not near."""
 
-def how_to_write(types: set[str], value: Any) -> str:
-    """How to write 100k as a number, and as text a word that YAML reads as another value."""
+
+def how_to_write(types: set[str], value: Any, message: str = "") -> str:
+    """How to write 100k, 100,000 or 4-12, a value alone in place of a list, another name of a choice, and as text a
+    word that YAML reads as another value. `message`: names the choices."""
     if types == {"string_type"} and isinstance(value, bool):
         words = "yes, on and true" if value else "no, off and false"
         return f": YAML reads {words} as {value}, so put the word in quotes"
     if types == {"string_type"} and isinstance(value, int | float):
         return ": put the number in quotes"
+    text = str(value)
+    parts = re.findall(r"[\w.+-]+", re.sub(r"(?<=\d) *(-|\.\.|:) *(?=\d)", ",", text))
+    if "list_type" in types and not isinstance(value, dict | None):
+        return f": write [{', '.join(parts)}]"
     if types & {"int_type", "float_type"} and isinstance(value, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG])", value)
-        return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}" if found else ""
+        if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG])", value):
+            return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}"
+        if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
+            return f": write {value.replace(',', '')}"
+        return f": list each value: {', '.join(parts)}" if len(parts) > 1 else ""
+    if types == {"literal_error"}:
+        near = did_you_mean(CHOICES.get(text.lower(), text.lower()), re.findall(r"'([^']+)'", message), "")
+        return f"; {near}" if near else ""
     return ""
 
 

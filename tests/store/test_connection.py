@@ -200,7 +200,7 @@ def test_only_complete_runs_count_and_neither_links_nor_hidden_ones(results, tmp
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"absent' cannot be read \(No such file.*name a folder"):
+    with pytest.raises(ValueError, match=r"absent' does not exist; name a results folder"):
         open_store(tmp_path / "absent")
 
 
