@@ -204,20 +204,20 @@ def default_figure(store: Store) -> str:
 FIGURES = {
     name: FigureKind(f"{module}:{name}", meaning, frozenset(traits))
     for name, module, meaning, *traits in (
-        ("chain", "points", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
-        ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
+        ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
-        ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
+        ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
         ("history", "by_setting", "scores of watched trainings along their steps, one line per setting"),
+        ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
         ("gradients", "by_setting", "gradients of weights and stream by layer, one line per setting", OF_GRID),
-        ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
-        ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
         ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("slices", "points", "a search: the first objective in order of start, and against each axis"),
+        ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
+        ("chain", "points", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
         ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN),
     )
 }

@@ -55,6 +55,8 @@ class Answer:
     rows: QueryResult = NO_ROWS
     """For programs: the rows of the frame, exact."""
     optional: tuple[str, ...] = ()
+    judged: Sequence[Crossover] = ()
+    """Of depth: those at a budget."""
 
 
 def answer(store: Store, name: str) -> Answer:
@@ -148,6 +150,7 @@ def depth_answer(cells: Cells) -> Answer:
         notes=depth_notes(cells, table.columns, reasons),
         rows=_as_table(rows),
         optional=("seeds", "detectable", "tokens", "lr"),
+        judged=worth,
     )
 
 

@@ -18,17 +18,28 @@ from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts,
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import Evidence
 from sparsedepth.report.answers import depth_answer, variance_answer
-from sparsedepth.report.tables import PageTable, best_by_depth, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import PageTable, best_by_depth, front_of, table_of, table_of_effects, table_of_runs
+from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, worth
-from sparsedepth.store.best import best
+from sparsedepth.store.best import Ranking, best
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
 from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.answers import (
+    OF_A_RUN,
+    Line,
+    cost_line,
+    depth_line,
+    recipe_line,
+    run_line,
+    search_line,
+    variance_line,
+)
 from sparsedepth.words.chain import evidence_lines, link_heading
-from sparsedepth.words.report import LINK_MEANINGS, counts, search_sentences, summary
+from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
 from sparsedepth.words.runs import damage_text, search_text
 
 UNFINISHED = ("failed", "infeasible", "pruned")
@@ -37,11 +48,13 @@ MOST_IN_SUMMARY = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
+    answers: tuple[Line, ...]
+    """To the questions that a sweep is run for."""
+    first: tuple[PageTable, str] | None
+    """What to use at each depth, or the front of a search; and the caption of the table."""
     summary: tuple[str, ...]
     card: Card | None
     """The recipe's card, the verified one if there is one; None without trained runs, and for a search."""
-    by_depth: tuple[PageTable, str] | None
-    """The recipe of each depth, and the caption of the table; None as `card`."""
     runs: PageTable
     effects: PageTable | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
@@ -64,25 +77,30 @@ def content(
     runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     search = search_of(folders) if verified is None else None
-    searched = ()
+    rankings = []
     if search and trained is not None:
-        ranking = best(store, None if objective == "loss" else objective, depth, top=1)
-        searched = search_sentences(ranking, search_text(search), shlex.join(map(str, folders)))
+        asked = search.objectives if objective == "loss" else [objective]
+        rankings = [best(store, None if name in LOSSES else name, depth, top=1) for name in asked]
     objective = loss_of(runs) if objective == "loss" else objective
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
     found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
     card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
+    searched = ()
+    if search and rankings:
+        searched = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
     links = [link for link in (chain_evidence(cells) if cells else ()) if link.within.rho is not None]
     failures, n_failed = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     in_links = {name for link in links for name in (link.within.cause, link.within.effect)}
     skipped = [f"{damage_text(store.damaged)}."] if store.damaged else []
+    by_depth = None if found is None else best_by_depth(found)
     return Content(
+        answers=tuple(_answers(runs, objective, card, cells, rankings, by_depth)),
+        first=front_of(rankings[0]) if rankings else by_depth,
         summary=(*searched, *findings(runs, trained, cells, card, effects, links, n_failed), *skipped),
         card=card,
-        by_depth=None if found is None else best_by_depth(found),
         runs=runs_table,
         effects=None if cells is None or effects.empty else table_of_effects(effects, cells, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
@@ -91,6 +109,33 @@ def content(
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
+
+
+def _answers(
+    runs: pd.DataFrame,
+    loss: str,
+    card: Card | None,
+    cells: Cells | None,
+    rankings: Sequence[Ranking],
+    by_depth: tuple[PageTable, str] | None,
+) -> Iterator[Line]:
+    """The best of each objective of a search, what one run reached, or the answers of a grid."""
+    if rankings:
+        yield from map(search_line, rankings)
+    elif len(runs) == 1:
+        yield from (run_line(question, runs.iloc[0].to_dict(), loss) for question in OF_A_RUN)
+    elif card and cells:
+        of_depth = depth_answer(cells)
+        known = [row for row in by_depth[0].rows if row[4].key != ""] if by_depth else []
+        known.sort(key=lambda row: quantities.sign(card.recipe.objective) * -float(row[4].key))
+        depths = [(int(row[0].key), row[1].text, row[4].text) for row in known]
+        lines = (
+            recipe_line(card, depths),
+            variance_line(variance_answer(cells), VARIANCE),
+            depth_line(of_depth),
+            cost_line(card),
+        )
+        yield from (lines[2], *lines[:2], lines[3]) if of_depth.judged else lines  # at equal FLOPs depth was asked for
 
 
 def recipe_card(
@@ -127,7 +172,6 @@ def findings(
     judged = compared(cells) if cells else trained
     return summary(
         card,
-        (variance_answer(cells).sentence, depth_answer(cells).sentence) if card and cells else (),
         counts(trained, len(without_measured_models(runs)), int(runs["model"].notna().sum())),
         (len(effects), len(shown)),
         at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY],

@@ -108,7 +108,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
     return environment.get_template("page.html.j2").render(
         **(parts or {"report": None}),
         live=live,
-        title=", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders)),
+        title=", ".join(definition.name for definition in definitions) or ", ".join(each.name for each in folders),
         definitions=definitions,
         style=(package / "page.css").read_text(),
         script=script,

@@ -1,37 +1,58 @@
 "use strict";
-/* Tables sort by a click (or Enter) on a column's name; a filter shows the rows that contain all its words. */
+/* Tables sort by a click (or Enter) on a column's name; a filter shows the rows that have all its words and meet all its
+   conditions on a column (n_layers=12, val_loss<1.3); `keep` those that a figure marks. */
+const tables = new Map();
 for (const frame of document.querySelectorAll("[data-table]")) {
   const table = frame.querySelector("table");
   const body = table.tBodies[0];
-  const rows = [...body.rows];
   const heads = [...table.tHead.rows[0].cells];
-
-  const compare = (column, numeric, sign) => (a, b) => {
-    const x = a.cells[column].dataset.key, y = b.cells[column].dataset.key;
-    if (x === "" || y === "") return (x === "") - (y === ""); // missing values come last in both directions
-    return sign * (numeric ? x - y : x.localeCompare(y, undefined, { numeric: true }));
+  const names = heads.map((head) => head.textContent.trim());
+  const collator = new Intl.Collator(undefined, { numeric: true });
+  const rows = [...body.rows].map((row) => ({
+    row,
+    cells: [...row.cells].map(({ dataset: { key, unit } }) => ({ key, number: Number(key), unit: unit ?? "" })),
+    text: row.textContent.toLowerCase(),
+  }));
+  const compare = (column, numeric, sign) => (one, other) => {
+    const a = one.cells[column], b = other.cells[column];
+    if (a.key === "" || b.key === "") return (a.key === "") - (b.key === ""); // missing values come last in both directions
+    if (!numeric) return sign * collator.compare(a.key, b.key);
+    return a.unit === b.unit ? sign * (a.number - b.number) : a.unit < b.unit ? -1 : 1;
+  };
+  const sort = (column, ascending) => {
+    heads.forEach((head, i) => i === column || head.removeAttribute("aria-sort"));
+    heads[column].setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    rows.sort(compare(column, heads[column].classList.contains("number"), ascending ? 1 : -1));
+    body.replaceChildren(...rows.map(({ row }) => row));
   };
   heads.forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => {
-      const ascending = head.getAttribute("aria-sort") !== "ascending";
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-      rows.sort(compare(column, head.classList.contains("number"), ascending ? 1 : -1));
-      body.append(...rows);
+      sort(column, head.getAttribute("aria-sort") !== "ascending");
     });
   });
 
   const filter = frame.querySelector("input");
-  if (!filter) continue;
-  const texts = new Map(rows.map((row) => [row, [...row.cells].map((c) => c.textContent).join("\n").toLowerCase()]));
   const shown = frame.querySelector("output");
-  filter.addEventListener("input", () => {
-    const words = filter.value.toLowerCase().split(/\s+/);
+  const meets = { "=": (x, y) => x === y, "!=": (x, y) => x !== y, "<": (x, y) => x < y, "<=": (x, y) => x <= y,
+    ">": (x, y) => x > y, ">=": (x, y) => x >= y };
+  const condition = (word) => {
+    const [, name, sign, value] = word.match(/^(\w+)(!=|<=|>=|=|<|>)(.+)$/) ?? [];
+    const column = names.findIndex((one) => one.toLowerCase() === name);
+    if (column < 0) return ({ text }) => text.includes(word);
+    return ({ cells: { [column]: { key, number } } }) => key !== "" && (Number.isNaN(Number(value)) || Number.isNaN(number)
+      ? meets[sign](key.toLowerCase(), value) : meets[sign](number, Number(value)));
+  };
+  let marked = null;
+  const show = () => {
+    const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean).map(condition);
     let count = 0;
-    for (const row of rows) {
-      row.hidden = !words.every((word) => texts.get(row).includes(word));
-      count += !row.hidden;
+    for (const each of rows) {
+      const isShown = wanted.every((meet) => meet(each)) && (!marked || marked.has(each.cells[0].key));
+      each.row.hidden = !isShown;
+      count += isShown;
     }
-    shown.value = `${count} of ${rows.length}`;
-  });
+    shown.value = `${count} of ${rows.length}${marked ? ", marked in a figure" : ""}`;
+  };
+  filter?.addEventListener("input", show);
+  tables.set(frame.id, { sort, filter, show, heads, keep: (ids) => { marked = ids; show(); } });
 }

@@ -1,7 +1,9 @@
 """Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -9,13 +11,15 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.cells import BASELINE, Cells
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths
+from sparsedepth.store.best import Ranking
+from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.degeneracy import SCORES, Reason, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
@@ -35,10 +39,17 @@ REPEATS = {"params_active": "params_total", "val_loss_common": "val_loss"}
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
+NUMBER = re.compile(r"[x×]?([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: (?:[(±→]|->|to ).*)?")
+"""A number in front, such as 'x1.23 (1.04 to 1.46)'."""
+DECIMALS = re.compile(r"([x×+]?)-?\d+\.(\d+)")
+
+
 class TableCell(NamedTuple):
     text: str
     key: float | str
     """By which it is sorted: a float of a number; empty of a missing value, which comes last."""
+    unit: str = ""
+    """Where a column has several: numbers of one unit are sorted together."""
 
 
 class TableColumn(NamedTuple):
@@ -47,14 +58,19 @@ class TableColumn(NamedTuple):
     is_number: bool
 
 
+NONE_SHOWN = TableCell("none shown", "")
+
+
 class PageTable(NamedTuple):
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[TableCell, ...], ...]
 
 
 def table_of(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> PageTable:
-    """A table from its columns, name -> meaning, and plain values; a column of numbers and missing ones is numeric."""
-    cells = tuple(tuple(cell(value) for value in row) for row in rows)
+    """A table from its columns, name -> meaning, and plain values; a column of numbers and missing ones is numeric, and
+    those of one unit have equal decimals."""
+    by_column = [_aligned([*map(cell, values)]) for values in zip(*rows, strict=True)]
+    cells = tuple(zip(*by_column, strict=True))
     known = [[row[i].key for row in cells if row[i].key != ""] for i in range(len(columns))]
     numeric = [bool(keys) and all(isinstance(key, float) for key in keys) for keys in known]
     return PageTable(
@@ -76,14 +92,34 @@ def cell(value: Any) -> TableCell:
     if value is None:
         return TableCell("–", "")
     if isinstance(value, str):
-        return TableCell(readable(value), value)
+        number = NUMBER.fullmatch(value)
+        return TableCell(readable(value), float(number[1].replace(",", "")) if number else value)
     if isinstance(value, int) and 10_000 <= abs(value) < 1e10:
         return TableCell(f"{value:,}", float(value))
     return TableCell(readable(float(value) if abs(value) >= 1e10 else value), float(value))
 
 
+def _aligned(cells: list[TableCell]) -> list[TableCell]:
+    """With the decimals that most of a unit need, where that leaves a digit that is not 0."""
+    shown = [(each, DECIMALS.fullmatch(each.text)) for each in cells]
+    found: dict[str, list[int]] = {}
+    for each, match in shown:
+        if match:
+            found.setdefault(each.unit, []).append(len(match[2]))
+    n_decimals = {unit: sorted(digits)[3 * len(digits) // 4] for unit, digits in found.items()}
+    texts = [
+        f"{match[1].strip('+')}{each.key:{'+' * ('+' in match[1])}.{n_decimals[each.unit]}f}" if match else each.text
+        for each, match in shown
+    ]
+    return [
+        each._replace(text=text) if re.search("[1-9]", text) else each for each, text in zip(cells, texts, strict=True)
+    ]
+
+
 def table_of_runs(runs: pd.DataFrame) -> PageTable:
-    """One row per run: the varied fields, then the results; empty columns are left out."""
+    """One row per run, the lowest loss first: loss, varied fields, the other results; empty columns are left out."""
+    loss = loss_of(runs)
+    runs = runs.sort_values(loss, kind="stable", ignore_index=True)
     trained = without_measured_models(runs)
     varied = [name for name in CELL_FIELDS if name in trained and trained[name].nunique(dropna=False) > 1]
     varied = [name for name in varied if name not in NO_CHOICE]
@@ -91,7 +127,9 @@ def table_of_runs(runs: pd.DataFrame) -> PageTable:
     depth = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
     results = [name for name in RESULTS if runs[name].notna().any()]
     results = [name for name in results if not (name in REPEATS and runs[name].equals(runs[REPEATS[name]]))]
-    names = ["run_id", *roles, *depth, *varied, "seed", "outcome", *results]
+    names = [
+        *dict.fromkeys(["run_id", *[loss] * (loss in results), *depth, *varied, *roles, "seed", "outcome", *results])
+    ]
     marks = {name: reasons_by_run(name, score_rows(runs, name)) for name in names if name in SCORES}
     rows = [
         [_with_mark(value, marks[name][i]) if name in marks else value for name, value in zip(names, row, strict=True)]
@@ -124,8 +162,10 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
         "outcome": "",
         "setting": "",
         "n_layers": "",
-        "effect": "setting minus baseline, each at its own lr where that was tuned; ×: ratio",
-        "95% interval": "of seeds and of the choice of lr",
+        "difference": "setting minus baseline, each at its own lr where that was tuned",
+        "ratio": "setting over baseline, where an outcome differs by factors",
+        "lo": "end of the 95% interval of seeds and of the choice of lr",
+        "hi": "end of the 95% interval of seeds and of the choice of lr",
         "unit": "",
         "verdict": f"lower or higher: adjusted p below {ALPHA} over the settings of the depth",
         "detectable": f"the effect that would have been seen ({POWER:.0%} power)",
@@ -137,12 +177,13 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
     }
 
     def row(of: dict[str, Any]) -> list[Any]:
-        low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
+        is_ratio = of["unit"] == LOG_UNIT
+        effect, low, high = (_size(of[name], of["unit"], "+") for name in ("estimate", "lo", "hi"))
         worth = worths.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
-        times = TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else None  # '×1.13 (1.05 to 1.21)'
+        times = f"×{multiplier_text(*worth)}" if worth else None  # '×1.13 (1.05 to 1.21)'
         return [
-            *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
-            *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
+            *(of["outcome"], of["setting"], of["n_layers"], *((None, effect) if is_ratio else (effect, None))),
+            *(low, high, "ratio" if is_ratio else of["unit"]),
             *(of["verdict"], _size(of["detectable"], of["unit"]), *([times] if compute else [])),
             *((lr_text(of) or "").replace("->", "→") or None, of["seeds"], of["diverged"], of["reason"] or None),
         ]
@@ -151,8 +192,22 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
 
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:
-    """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    return cell(None) if pd.isna(value) else TableCell(size_text(value, unit, sign), float(value))
+    """A difference, or for a logarithmic unit the ratio."""
+    if pd.isna(value):
+        return cell(None)
+    return TableCell(size_text(value, unit, sign), math.exp(value) if unit == LOG_UNIT else float(value), unit)
+
+
+def front_of(ranking: Ranking) -> tuple[PageTable, str]:
+    """The best proposals of a search, with its front: their objectives and axes; and the caption of the table."""
+    names = (ranking.by, *ranking.beside)
+    axes = dict.fromkeys(name for name in ("n_layers", *(ranking.search.varied if ranking.search else ())))
+    columns = {name: meaning_of(name) for name in (*names, "seeds", *axes, "cell_id")}
+    rows = [
+        [*(row[name] for name in names), row["seeds"], *(knobs.get(name) for name in axes), row["cell_id"]]
+        for row, knobs in zip(ranking.table.records(), ranking.knobs, strict=True)
+    ]
+    return table_of(columns, rows), f"{'Pareto front of ' * (len(names) > 1)}{', '.join(names)}: the best proposals"
 
 
 def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
@@ -160,7 +215,7 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     None where no setting was compared."""
     cells = found.cells
     frame = setting_effects(cells)
-    if frame.empty or cells.settings is None:
+    if cells.settings is None or not cells.is_measured:
         return None
     columns = {
         "n_layers": "",
@@ -176,12 +231,21 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
-    rows = [
-        [*_best_at(cells, frame[frame["n_layers"] == depth], [c.setting for c in recipe.candidates if not c.refused])]
-        for depth, recipe in recipes.items()
-        if recipe.candidates
-    ]
+    of_baseline = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
+    rows = []
+    for depth, recipe in recipes.items():
+        if recipe.candidates:
+            usable = [c.setting for c in recipe.candidates if not c.refused]
+            rows.append([*_best_at(cells, frame[frame["n_layers"] == depth], usable)])
+        elif results := depth in of_baseline and of_baseline[depth].results:
+            value = fmean(results.values())
+            lr = None if math.isnan(of_baseline[depth].lr) else of_baseline[depth].lr
+            rows.append([depth, "baseline", lr, len(results), _fitted(value, cells.unit), NONE_SHOWN, None, "x1", "x1"])
     return (table_of(columns, rows), "; ".join(filter(None, parts))) if rows else None
+
+
+def _fitted(value: float, unit: str) -> str | None:
+    return None if pd.isna(value) else f"{math.exp(value) if unit == LOG_UNIT else value:.4g}"
 
 
 def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterator[Any]:
@@ -193,13 +257,12 @@ def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterato
     row = at.iloc[0] if used is None else used
     side = "_baseline" if used is None else ""
     value = row[f"fitted{side}"]
-    value = None if pd.isna(value) else math.exp(value) if cells.unit == "ln ratio" else value
     yield int(row["n_layers"])
     yield "baseline" if used is None else row["setting"]
     yield None if pd.isna(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
     yield row[f"seeds{side}"]
-    yield None if value is None else f"{value:.4g}"
-    yield "none shown" if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
+    yield _fitted(value, cells.unit)
+    yield NONE_SHOWN if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
     sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
     ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}
     yield " to ".join(ends) or None

@@ -9,7 +9,7 @@ from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
 from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
-from sparsedepth.words.recipe import sentence, tests_lines, verification_text
+from sparsedepth.words.recipe import tests_lines, verification_text
 from sparsedepth.words.scaling import at_largest, flops_text
 from sparsedepth.words.table import fitted_table
 
@@ -171,7 +171,6 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
 
 def summary(
     card: "Card | None",
-    answers: Sequence[str],
     counted_runs: str,
     n_effects: tuple[int, int],
     largest: "pd.DataFrame",
@@ -179,10 +178,8 @@ def summary(
     cautions: Iterable["Caution"],
     n_failed: int,
 ) -> Iterator[str]:
-    """The findings as sentences, the most important first. `answers`: on variance and depth; `n_effects`: all, and
-    those shown."""
+    """The findings beside the answers, the most important first. `n_effects`: all, and those shown."""
     if card:
-        yield from (sentence(card), *answers)
         if card.verification:
             yield f"The recipe was {verification_text(card)}."
         if card.tests:
@@ -210,13 +207,7 @@ def link_sentence(evidence: "LinkEvidence") -> str:
 
 
 def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[str]:
-    """The best proposal, cautions, and the commands for more. `search`: what it was; `folders`: as in a command."""
-    value = ranking.table.records()[0][ranking.by]
-    shown = "no value" if value is None else f"{value:.4g}"
-    yield (
-        f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {shown} at "
-        f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}."
-    )
+    """Cautions, and the commands for more. `search`: what it was; `folders`: as in a command."""
     if degenerate := degenerate_text(ranking):
         yield f"{degenerate}."
     yield sentence_of(f"{search}: sparsedepth best {folders} --again again.yaml")
@@ -234,6 +225,7 @@ def counts(results: "pd.DataFrame | None", n_trained: int, n_models: int) -> str
         depths = ", ".join(map(str, sorted({*results["n_layers"]})))
         n_seeds = finished.groupby("cell_id")["seed"].nunique()
         seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
+        seeds = seeds if n_seeds.any() else "unknown"
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(len(n_seeds), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"

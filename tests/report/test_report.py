@@ -19,7 +19,7 @@ from sparsedepth.recipe.verify import with_verification
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
 from sparsedepth.report.page import advice_of, write_report
-from sparsedepth.report.tables import cell, table_of, table_of_effects
+from sparsedepth.report.tables import TableCell, cell, table_of, table_of_effects
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.recipe import effect_text, sentence
@@ -42,19 +42,31 @@ def texts(table):
     return [[cell.text for cell in row] for row in table.rows]
 
 
+def test_the_answers_come_first_with_effect_verdict_basis_and_figure(contents):
+    """Both depths have the same effect, and so the deeper one no lower loss."""
+    use, variance, depth, cost = contents.answers
+    assert use.answer.startswith(sentence(contents.card))
+    assert "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in use.answer
+    assert use.answer.endswith("Lowest val_loss of all depths: 2.711, 2 layers, depth_scale=lns.")
+    assert use.effect.startswith("-0.299 nat/token (-0.3") and use.verdict.startswith("lower, adjusted p ")
+    assert (use.basis, use.figure) == ("equal tokens, 3 seeds", "effects")
+    assert variance.answer == "At 4 layers depth_scale=lns lowers the residual variance."
+    assert variance.effect.startswith("depth_scale=lns at 4 layers ×0.2") and variance.figure == "variance"
+    assert depth.answer.endswith("no runs at equal FLOPs: no sentence about cost.")
+    assert cost.answer.startswith(
+        "depth_scale=lns: ×1 training FLOPs, ×1 parameters and ×1 active parameters, relative"
+    )
+
+
 def test_the_summary_states_the_findings(contents):
-    assert contents.summary[0] == sentence(contents.card)
-    assert "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in contents.summary[0]
-    assert contents.summary[1] == "At 4 layers depth_scale=lns lowers the residual variance."
-    assert contents.summary[2].endswith("no runs at equal FLOPs: no sentence about cost.")
-    assert contents.summary[3].startswith("Tests: passed in-sample with seeds: 3 seeds, adjusted p ")
+    assert contents.summary[0].startswith("Tests: passed in-sample with seeds: 3 seeds, adjusted p ")
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in contents.summary
     assert any("n_layers=4, depth_scale=lns: val_loss lower, -0.299 nat/token" in line for line in contents.summary)
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
 
 
 def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
-    table, note = contents.by_depth
+    table, note = contents.first
     names = ["n_layers", "use", "lr", "seeds", "val_loss", "gain", "detectable", "training FLOPs"]
     assert [column.name for column in table.columns][:8] == names
     rows = texts(table)
@@ -75,8 +87,24 @@ def test_a_search_has_no_card_effects_or_links(tmp_path):
     with open_store(tmp_path) as store:
         contents = content(store, [tmp_path])
     assert (contents.card, contents.effects, contents.links) == (None, None, ())
-    assert contents.summary[0] == "Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002."
-    assert contents.summary[1].startswith("A TPE search over lr, without a baseline")
+    (best,) = contents.answers
+    assert (best.answer, best.figure) == ("Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002.", "slices")
+    assert [row[0] for row in texts(contents.first[0])] == ["2"]
+    assert contents.summary[0].startswith("A TPE search over lr, without a baseline")
+
+
+def test_of_a_single_run_the_answers_are_what_it_reached(tmp_path):
+    measured = {"val_loss": 2.5, "residual_variance_last": 12.0, "train_flops": 1e12}
+    make_run(tmp_path, RunConfig(n_layers=6), measured | {"needed_layers": 4.0})
+    with open_store(tmp_path) as store:
+        answers = content(store, [tmp_path]).answers
+    assert [line.answer for line in answers] == [
+        "Val_loss 2.5 nat/token after 6 layers.",
+        "Last layer: 12 activation² after 6 layers.",
+        "4 of 6 layers are needed.",
+        "1e+12 training FLOPs.",
+    ]
+    assert {(line.verdict, line.figure) for line in answers} == {("one run, not compared", "layer_profile")}
 
 
 def test_the_card_holds_all_its_fields(contents):
@@ -126,7 +154,9 @@ def test_the_tables_hold_the_rows(contents):
     assert (missing.text, missing.key) == ("–", "")
     losses = [row for row in texts(contents.effects) if row[0] == "val_loss"]
     assert [row[2] for row in losses] == ["2", "4"]
-    assert {(row[3], row[5], row[6]) for row in losses} == {("-0.299", "nat/token", "lower")}
+    assert {(row[3], row[4], row[7], row[8]) for row in losses} == {("-0.299", "–", "nat/token", "lower")}
+    ratios = [row for row in texts(contents.effects) if row[0] == "residual_variance_last"]
+    assert {(row[3], row[4][0], row[7]) for row in ratios} == {("–", "×", "ratio")}
     assert {row[0] for row in texts(contents.methods)} >= {"val_loss", "residual_variance_last", "causal_score"}
 
 
@@ -140,6 +170,18 @@ def test_provenance_shows_known_facts_only(contents):
     assert facts["packages"] == ["torch 2.13.0", "13"]
     assert "secret" not in str(contents.provenance)
     assert len(contents.run_ids) == 13
+
+
+def test_numbers_sort_as_numbers_and_stand_with_equal_decimals():
+    """Of one unit; a unit of small values has decimals of its own."""
+    sizes = [TableCell("-0.113", -0.113), TableCell("+0.0521", 0.0521), TableCell("+0.0608", 0.0608)]
+    ratios = [TableCell("×12.1", 12.1, "r"), TableCell("×0.4", 0.4, "r"), cell(None)]
+    table = table_of(
+        {"size": "", "ratio": "", "worth": ""}, zip(sizes, ratios, ["x1.2 (1 to 2)", "x0.9", None], strict=True)
+    )
+    assert [column.is_number for column in table.columns] == [True, True, True]
+    assert texts(table) == [["-0.1130", "×12.1", "x1.2 (1 to 2)"], ["+0.0521", "×0.4", "x0.9"], ["+0.0608", "–", "–"]]
+    assert [row[2].key for row in table.rows] == [1.2, 0.9, ""]
 
 
 def test_columns_are_numeric_only_if_every_known_cell_is():
@@ -214,7 +256,7 @@ def test_with_three_budgets_effects_on_the_loss_have_their_worth_in_compute(tmp_
     assert [row[place].key for row in of.effects.rows if row[0].text == "val_loss"] == pytest.approx([1.3, 1.3], 0.02)
     assert {row[place].text for row in of.effects.rows if row[0].text != "val_loss"} <= {"–"}
     assert {row[place].text for row in elsewhere.rows} == {"–"}
-    assert "times the compute" in of.summary[0]
+    assert "times the compute" in of.answers[1].answer  # that on depth is the first, as it has runs at equal FLOPs
 
 
 def test_into_a_folder_the_report_is_report_html(monkeypatch, tmp_path, capsys):
