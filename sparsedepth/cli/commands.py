@@ -69,6 +69,7 @@ COMMANDS = {
     "recipe verify": (recipe.verify, "recipe verify recipe.card.json -o results/trial"),
     "scaling fit": (scaling.fit, "scaling fit results/mine"),
     "scaling depth": (scaling.depth, "scaling depth results/mine"),
+    "scaling carry": (scaling.carry, "scaling carry results/mine --at n_layers=12"),
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
 }
 """Command -> (function, example)."""

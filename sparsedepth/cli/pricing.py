@@ -47,13 +47,16 @@ class PricedSweep:
     """The folder of which the rest is priced, too."""
     remaining: "Price | None"
     """None also where no run is left."""
+    flops_tuned_everywhere: float | None = None
+    """Where values are carried: those of the same sweep with every shape tuned."""
 
     def as_json(self) -> Fields:
         from sparsedepth.plan.price import as_json
 
         shortage = self.shortage and shortage_text(self.shortage)
         left = {} if self.remaining is None else {"left": as_json(self.remaining)}
-        return {"sweep": self.definition.name, **as_json(self.price), "shortage": shortage, **left}
+        everywhere = {"flops_tuned_everywhere": self.flops_tuned_everywhere} if self.definition.tune_at else {}
+        return {"sweep": self.definition.name, **as_json(self.price), "shortage": shortage, **everywhere, **left}
 
 
 def priced_sweep(plan: "Plan", setup: "PricingSetup", results: Path | None = None) -> PricedSweep:
@@ -73,7 +76,18 @@ def priced_sweep(plan: "Plan", setup: "PricingSetup", results: Path | None = Non
         shortage=_memory_shortage(plan, total),
         results=results,
         remaining=remaining_price(plan, setup, results) if results else None,
+        flops_tuned_everywhere=_flops_tuned_everywhere(plan),
     )
+
+
+def _flops_tuned_everywhere(plan: "Plan") -> float | None:
+    from sparsedepth.plan.price import PricingSetup, price
+    from sparsedepth.plan.tasks import Plan
+
+    if not plan.definition.tune_at:
+        return None
+    everywhere = Plan(plan.definition.model_copy(update={"tune_at": {}}))
+    return price(everywhere, PricingSetup()).train_flops
 
 
 def print_price(plan: "Plan", priced: PricedSweep, format: str = "table", **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""`sparsedepth scaling`: fit the depth law and plot it. Imports no torch."""
+"""`sparsedepth scaling`: the depth law, depths at equal FLOPs, and what carrying lr costs. Imports no torch."""
 
 import json
 import sys
@@ -141,3 +141,28 @@ def depth(
         found = crossovers(budget_cells(store))
     text = wrapped(crossover_lines(found)).encode()
     write(text if format == "table" else encode(crossover_table(found), format), out)
+
+
+def carry(
+    folders: Annotated[list[Path], option.FOLDERS],
+    at: Annotated[list[str], typer.Option(help="shape whose lr is carried: --at n_layers=6; repeatable")],
+    format: option.Format = None,
+    out: option.OutFile = None,
+    skip_damaged: option.SkipDamaged = False,
+) -> None:
+    """Measure what carrying lr from one shape to the others adds to the loss, in runs tuned at every shape."""
+    from sparsedepth.config.load import parse_settings
+    from sparsedepth.effects.cells import read_runs
+    from sparsedepth.scaling.carry import carry_of, carry_table
+    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.connection import open_store
+    from sparsedepth.words.scaling import carry_lines
+
+    format = choose_format(format, out)
+    shape = parse_settings(at, "--at")
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
+        runs = read_runs(store, "val_loss")
+    found = carry_of(runs, loss_of(runs), shape)
+    table = carry_table(found)
+    text = f"{fitted_table(table).text}\n{wrapped(carry_lines(found, shape))}".encode()
+    write(text if format == "table" else encode(table, format), out)

@@ -38,6 +38,13 @@ Dropout = Annotated[float, Field(ge=0, lt=1)]
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
+CARRIES: Mapping[str, tuple[str, ...]] = {
+    "standard": (),
+    "mup": ("d_model",),
+    "completep": ("d_model", "n_layers"),
+}
+"""The sizes over which a parametrisation has rules, so that lr is carried."""
+
 RETIRED_FIELDS = {
     "logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain",
     "cycle_len": None, "modulus": None, "expression_len": None,

@@ -3,7 +3,8 @@
     cells = variants x grid(zip, space), and `cells`    (sampler: grid)
     cells = n_trials points of the axes                 (samplers random, qmc; tpe and nsga2 learn from the results)
     runs  = cells x seeds                               (with `tune`: cells x grid(tune) x tuning_seeds,
-                                                         then the seeds at the best value)
+                                                         then the seeds at the best value; with `at` in it
+                                                         only cells at that shape are tuned, for all others)
 
 A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed, which is a replicate and
 never a dimension of the search. Tuning has separate seeds, because the best of several noisy values is optimistic on
@@ -16,13 +17,25 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import field_mistakes
+from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import WHOLE, Count, Fields, Inside, Mistakes, Positive, Section, Sentence, check
+from sparsedepth.config.section import (
+    WHOLE,
+    Count,
+    Fields,
+    Inside,
+    Mistakes,
+    NonNegative,
+    Positive,
+    Section,
+    Sentence,
+    check,
+)
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -52,7 +65,20 @@ Matched = Literal["tokens", "steps", "params_total", "params_active", "flops", "
 Zip = list[dict[str, Values]]
 
 
-class Scale(Section):
+class Tuned(Section):
+    """A section with `tune`, whose `at` is the field `tune_at`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_tune(cls, values: Any) -> Any:
+        tune = values.get("tune") if isinstance(values, dict) else None
+        if not isinstance(tune, dict) or "at" not in tune:
+            return values
+        grids = {name: grid for name, grid in tune.items() if name != "at"}
+        return {**values, "tune": grids, "tune_at": tune["at"]}
+
+
+class Scale(Tuned):
     """Changes that turn the definition into one of another size."""
 
     question: Sentence | None = None
@@ -67,13 +93,14 @@ class Scale(Section):
     only: dict[str, Condition] | None = None
     branch_at: Shares | None = None
     tune: dict[str, TuneGrid] | None = None
+    tune_at: dict[str, Value] | None = None
     constraints: dict[Bounded, Positive] | None = None
     tuning_seeds: TuningSeeds | None = None
     seeds: Seeds | None = None
     n_trials: Count | None = None
 
 
-class SweepDefinition(Section):
+class SweepDefinition(Tuned):
     """One question, as runs."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="short name of the question")]
@@ -114,6 +141,10 @@ class SweepDefinition(Section):
     """shares of train_tokens at which a run of schedule wsd also ends: further cells"""
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
+    tune_at: dict[str, Value] = {}
+    """shape at which each setting is tuned, for all shapes: `tune: {at: {n_layers: 12}, lr: [...]}`"""
+    carry_regret: NonNegative | None = None
+    """loss that carrying lr from that shape adds, in nat/token, as `scaling carry` measures it; widens intervals"""
     tune_extensions: Annotated[int, Field(ge=0, le=8), WHOLE] = 1
     """how often a grid is extended by a value if the best is at its edge"""
     tuning_seeds: TuningSeeds = []
@@ -136,6 +167,12 @@ class SweepDefinition(Section):
 
     @check
     def _check_tuning_seeds(self) -> None:
+        for name in self.tune_at:
+            role = roles(RunConfig).get(name)  # an unknown name is told with those of other parts
+            if role and (name in self.tune or not role.touches("shapes", "batch")):
+                raise ValueError(f"tune.at.{name}: at is a shape, such as {{n_layers: 12, d_model: 64}}; leave it out")
+        if (self.tune_at or self.carry_regret) and not (self.tune and self.tune_at):
+            raise ValueError("tune.at, and with it carry_regret, need values: tune: {at: {n_layers: 12}, lr: [...]}")
         if self.tune and not self.tuning_seeds:
             raise ValueError(
                 f"tune.{', '.join(self.tune)} needs several seeds that are not in seeds={self.seeds}: tuning_seeds: "
@@ -167,6 +204,7 @@ class SweepDefinition(Section):
         yield "base", self.base
         yield from (("variants", self._fields_of(variant)) for variant in self.variants)
         yield from (("cells", self._fields_of(cell)) for cell in self.cells)
+        yield "tune.at", self.tune_at
         parts: list[tuple[str, Fields]] = [("space", self.space), ("tune", self.tune)]
         parts += [("zip", axis) for axis in self.zip] + [("exclude", where) for where in self.exclude]
         parts += [(f"only.{name}", where) for name, where in self.only.items()]
@@ -179,7 +217,7 @@ class SweepDefinition(Section):
     _check_rules = check(check_sweep)
 
     def places(self) -> Iterator[Fields]:
-        yield from (self.space, self.tune, *self.zip, *self.variants_and_cells)
+        yield from (self.space, self.tune, self.tune_at, *self.zip, *self.variants_and_cells)
 
     @property
     def variants_and_cells(self) -> list[Cell]:
@@ -294,6 +332,10 @@ class SweepDefinition(Section):
                 cells.setdefault(key, cell)
                 seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
         return ((cell, seeds[key]) for key, cell in cells.items())
+
+    def tuned_cells(self) -> list[Cell]:
+        """The cells of a grid that are tuned: all, or each setting at the shape `tune_at`."""
+        return [*{cell_digest(cell): cell for cell in ({**one, **self.tune_at} for one in self.grid())}.values()]
 
     def idle_conditions(self) -> tuple[list[Condition], dict[str, Condition]]:
         """Those of `exclude` and `only` that no cell of the grid meets: a mistake, or for another scale."""

@@ -12,7 +12,7 @@ A value that tuning chose is the one with runs of the roles best, edge or tuning
 from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.equal_lr import ByLr, fit_by_lr
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.quantities import unit_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -117,7 +118,10 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     """The cells of these rows of `runs`; where budgets are branches, or differ by depth, those at one of each depth.
     Raises ValueError for an outcome that is no number of `runs`."""
     unit = unit_of(outcome, runs.columns)
-    runs = of_trained = without_measured_models(runs)
+    runs = without_measured_models(runs)
+    if "carried" in distinct(runs, "tuning"):  # a depth may have served tuning alone
+        runs = runs[runs["n_layers"].isin(result_rows(runs)["n_layers"])]
+    of_trained = runs
     records = _records(runs)
     settings = _settings(runs, records)
     if is_one_budget := settings is not None and not every_budget and _has_budgets(result_rows(runs), settings):
@@ -149,6 +153,7 @@ def _rows(
             "lr": lr.where(lr > 0),  # an imported value of 0 has no logarithm
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs.get("tuning"),
+            "carry_regret": runs.get("carry_regret"),
             "value": values_of(runs, outcome),
             "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
@@ -278,6 +283,8 @@ class CellRuns:
     edge: str = ""
     was_tuned: bool = False
     """Whether its value is one that tuning chose, even if the others are not among these runs."""
+    carry_regret: float | None = None
+    """What carrying that value from another shape adds to the loss; NaN: not known; None: it was not carried."""
 
     @cached_property
     def is_result_N(self) -> np.ndarray:
@@ -321,36 +328,6 @@ class CellRuns:
         return int(self.diverged_N[self.is_result_N].sum())
 
 
-@dataclass(frozen=True)
-class ByLr:
-    """Cells at each value of the tuned field apart, in one fit without curves."""
-
-    order: list[tuple[Any, float]]
-    """(cell, value of the tuned field), without values at which a run of the cell diverged."""
-    seeds: list[int]
-    fitted: Fit | None
-
-    def common(self, names: Collection[Any]) -> list[float]:
-        """The values at which all these cells were run, ascending."""
-        tried = [{lr for other, lr in self.order if other == name} for name in names]
-        return sorted(set[float].intersection(*tried))
-
-    def n_seeds(self, names: Collection[Any], values: Collection[float]) -> int:
-        """The fewest seeds of a cell at one of these values."""
-        parts = zip(self.order, self.seeds, strict=True)
-        return min(seeds for (name, lr), seeds in parts if name in names and lr in values)
-
-
-def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
-    parts: dict[tuple[Any, float], dict[int, float]] = {}
-    for name, cell in cells.items():
-        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
-            if by_seed := cell.at_lr(lr):
-                parts[name, float(lr)] = by_seed
-    fitted = fit_of([*parts.values()]) if parts else None
-    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
-
-
 @dataclass(kw_only=True)
 class Depth:
     depth: int
@@ -364,7 +341,7 @@ class Depth:
     """1 where a higher outcome is better."""
 
     @cached_property
-    def by_lr(self) -> "ByLr":
+    def by_lr(self) -> ByLr:
         return fit_by_lr(self.cells)
 
     @cached_property
@@ -395,6 +372,8 @@ def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
     if tried := cell.tried:
         chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
         cell.was_tuned = bool(chosen_N.any())
+        if (carried := rows["tuning"] == "carried").any():
+            cell.carry_regret = float(pd.to_numeric(rows.loc[carried, "carry_regret"]).max())
         chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(cell.lr_N)) if each_N.any())
         losses = rows[chosen_N].groupby("lr")["loss"].agg(["size", "mean"]).reindex(tried, fill_value=0)
         # Most runs, of these the lowest loss: the same choice for each outcome.

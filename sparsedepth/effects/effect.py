@@ -17,7 +17,9 @@ class Effect(Section):
     outcome: str
     unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
     basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
-    at: Annotated[str | None, Field(description="'own lr', 'equal lr', or the value at which both sides were run")]
+    at: Annotated[
+        str | None, Field(description="'own lr', 'equal lr', 'carried lr', or the value at which both sides were run")
+    ]
     estimate: float | None
     lo: float | None
     hi: float | None

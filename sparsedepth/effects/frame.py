@@ -1,6 +1,7 @@
 """The frame `effects`: every question at every depth, one row each. Table, figure, recipe and report filter it.
 
-    setting       a setting at the baseline:  value(setting) - value(baseline), each at its own lr
+    setting       a setting at the baseline:  value(setting) - value(baseline), each at its own lr (`at`: 'carried
+                  lr' where that was chosen at another shape)
     beside        the same on top of another setting, its `context`:  value(both) - value(context)
     interaction   value(both) - value(setting) - value(context) + value(baseline)
     depth         the baseline at a depth against the shallowest
@@ -21,9 +22,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, ByLr, CellRuns, Cells, Depth, fit_by_lr
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth
 from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.equal_lr import ByLr, fit_by_lr
 from sparsedepth.effects.fit import Contrast, Fit, contrast_of, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
@@ -48,7 +50,7 @@ QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.
 BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
 SIDES = ("the setting", "the baseline")
-OWN_LR, EQUAL_LR = "own lr", "equal lr"
+OWN_LR, EQUAL_LR, CARRIED_LR = "own lr", "equal lr", "carried lr"
 _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
 
@@ -140,6 +142,7 @@ def _combinations(cells: Cells, at: Depth) -> list[Row]:
                 weights = {name: 1.0, of_part: -1.0, rest: -1.0, BASELINE: 1.0}
                 if {*weights} <= {*(at.cells if cells.at_equal_lr else at.order)}:
                     _set(cells, at, row, weights)
+                    _add_carrying(cells, row, [at.cells[one] for one in weights])
                 else:
                     row.fields["reason"] = "not all four were run with a tuned lr"
                 interactions.append(row)
@@ -179,6 +182,18 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
         _set_pair(row, side.at_lr(lr), baseline.at_lr(lr), f" at {cells.field} {lr:g}")
     else:
         _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
+        _add_carrying(cells, row, [side, baseline])
+
+
+def _add_carrying(cells: Cells, row: Row, sides: Sequence[CellRuns]) -> None:
+    """The error of carrying lr to the shape of a side, where tuning chose by this outcome: each side may lose by the
+    regret that a sweep has measured, independently of the others."""
+    regrets = [side.carry_regret for side in sides if side.carry_regret is not None]
+    if not (regrets and cells.is_tuned):
+        return
+    row.fields["at"] = CARRIED_LR
+    if row.contrast is not None and not np.isnan(regrets).any():
+        row.contrast = row.contrast.widened(max(regrets) * math.sqrt(len(sides)))
 
 
 def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
@@ -380,6 +395,7 @@ def _depths(cells: Cells) -> list[Row]:
         if cells.at_equal_lr:
             pair = {depth: own[depth] for depth in (at.depth, first)}
             _set_equal_lr(cells, row, fit_by_lr(pair), {at.depth: 1.0, first: -1.0}, [*pair.values()])
+        _add_carrying(cells, row, [own[at.depth], own[first]])
         row.sides = depths.side(at.depth), depths.side(first)
     return rows
 

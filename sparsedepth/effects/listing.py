@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.frame import EQUAL_LR, OWN_LR, QUESTIONS
+from sparsedepth.effects.cells import Cells, distinct
+from sparsedepth.effects.frame import CARRIED_LR, EQUAL_LR, OWN_LR, QUESTIONS
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import lr_text, setting_text
 
@@ -45,6 +45,10 @@ class Listing:
     table: QueryResult
     is_one_lr_compared: bool
     """Whether some sides are compared at the one lr that was run."""
+    carried_from: list[str]
+    """The shapes at which carried values were chosen."""
+    carry_regrets: list[str]
+    """What carrying adds to the loss, where it is known."""
     n_hidden: int
     """Effects that are listed in detail alone."""
     withheld: Mapping[str, list[dict[str, Any]]]
@@ -73,7 +77,9 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
     return Listing(
         cells=cells,
         table=QueryResult.of_frame(shown[[*SHOWN, *(DETAIL if detail else ()), "setting"]]),
-        is_one_lr_compared=bool({*effects["at"].dropna()} - {"", OWN_LR, EQUAL_LR}),
+        is_one_lr_compared=bool({*effects["at"].dropna()} - {"", OWN_LR, EQUAL_LR, CARRIED_LR}),
+        carried_from=distinct(cells.runs, "carried_from") if (effects["at"] == CARRIED_LR).any() else [],
+        carry_regrets=distinct(cells.runs, "carry_regret"),
         n_hidden=int((~is_listed).sum()),
         withheld={str(reason): QueryResult.of_frame(of).records() for reason, of in reasons},
         half_widths=tuple(HalfWidths(*row) for row in halves.itertuples(name=None)),

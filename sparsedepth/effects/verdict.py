@@ -10,7 +10,7 @@ with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,11 @@ class Distribution:
             for name in ("mean_G", "sd_G", "df_G")
         )
         return cls(*means, parts[0].weight_G, seeds_share=1.0)
+
+    def widened(self, sd: float) -> "Distribution":
+        """With an independent error of this standard deviation; the degrees of freedom stay, which is cautious."""
+        share = self.seeds_share * self.sd**2 / (self.sd**2 + sd**2)
+        return replace(self, sd_G=np.hypot(self.sd_G, sd), seeds_share=share)
 
     def below(self, x_X: np.ndarray) -> np.ndarray:
         """The probability of less than each x."""

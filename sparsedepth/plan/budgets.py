@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sparsedepth.config.cost import cost
+from sparsedepth.config.model import CARRIES
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell, grid_points
+from sparsedepth.config.space import Cell, cell_digest, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.words.sweep import mismatch_fix
 
@@ -34,6 +35,8 @@ class Match:
     ratio: float
     """amount of the cell / amount of the reference; of a branch, of the reference's branch"""
     seeds: Sequence[int]
+    tuned_as: Cell | None = None
+    """the cell, at the shape `tune_at`, whose tuned values it takes over; None: its own"""
 
     @property
     def size(self) -> int | None:
@@ -68,8 +71,8 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
     is_shared = exact or definition.across == "depth"
     first_cell = "the first cell" if is_shared else "the first cell of its depth"
     references: dict[int, RunConfig] = {}
-    matches: list[Match] = []
-    for cell, seeds in cells:
+
+    def matched(cell: Cell, seeds: Sequence[int]) -> list[Match]:
         config = definition.run_config(cell, definition.seeds[0])
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
         target = amount(reference, definition)
@@ -90,8 +93,39 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
             fix = "change the cells or 'matched'" if exact else mismatch_fix(definition, ratio, free)
             raise _mismatch(definition, f"{cell} has {spent:,} and {first_cell} has {target:,}; {fix}")
         own = Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds)
-        matches += [*_branches(definition, own, reference, first_cell, tolerance), own]
+        return [*_branches(definition, own, reference, first_cell, tolerance), own]
+
+    found = {cell_digest(cell): (cell, matched(cell, seeds)) for cell, seeds in cells}
+    if not definition.tune_at:
+        return [match for _, matches in found.values() for match in matches]
+    matches: list[Match] = []
+    for key, (cell, own) in [*found.items()]:
+        at = {**cell, **definition.tune_at}
+        if (of_shape := cell_digest(at)) not in found:
+            found[of_shape] = at, matched(at, ())
+        for match, tuned in zip(own, found[of_shape][1], strict=True):
+            if key != of_shape:
+                _check_carried(definition, match.config, tuned.config)
+                match = replace(match, tuned_as=tuned.cell)
+            matches.append(match)
     return matches
+
+
+def _check_carried(definition: SweepDefinition, config: RunConfig, tuned: RunConfig) -> None:
+    """Raises ValueError where the parametrisation has no rule for a size that differs, and no sweep has measured what
+    carrying over it costs."""
+    rule = f"parametrisation={config.parametrisation!r}"
+    sizes = [name for name in ("n_layers", "d_model") if getattr(config, name) != getattr(tuned, name)]
+    unruled = [name for name in sizes if name not in CARRIES[config.parametrisation]]
+    told = f"sweep {definition.name!r} carries tuned values from {definition.tune_at}"
+    if unruled and definition.carry_regret is None:
+        raise ValueError(
+            f"{told} to {unruled[0]}={getattr(config, unruled[0])}, for which {rule} has no rule; use 'completep', "
+            "leave 'at' out, or set carry_regret, which `scaling carry` measures in a sweep tuned at every shape"
+        )
+    heads = [one.d_model // one.n_heads for one in (config, tuned)]
+    if "d_model" in sizes and heads[0] != heads[1] and definition.carry_regret is None:
+        raise ValueError(f"{told} to heads of {heads[0]} channels from {heads[1]}; let n_heads move with d_model")
 
 
 def _mismatch(definition: SweepDefinition, told: str) -> ValueError:

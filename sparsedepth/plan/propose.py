@@ -46,6 +46,8 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
     for cell in definition.variants_and_cells:
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
+    for name, value in definition.tune_at.items():
+        values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():
         lower = higher = list(grid)
         for _ in range(definition.tune_extensions):

@@ -7,7 +7,8 @@ and nsga2 a task is a proposal with all its seeds, since the sampler needs their
 
 With `tune`, tasks are added as results come in: each cell's grid with the tuning seeds, its extension if the best value
 is at an edge, then the result seeds at the best value. One that is still at an edge is used; the store flags it
-(`store.tuning_roles`), since the optimum may lie beyond."""
+(`store.tuning_roles`), since the optimum may lie beyond. With `tune: {at: ...}` the grid is that of the same setting
+at one shape, for all shapes."""
 
 import itertools
 import math
@@ -164,24 +165,24 @@ class Plan:
         def noted(run_id: str) -> float | None:
             return losses.setdefault(run_id, loss_of(run_id))
 
-        points, best, is_final = self._tuning(cell_match, noted)
+        tuned_as = cell_match.tuned_as or cell_match.cell
+        points, best, is_final = self._tuning(tuned_as, noted)
         tuning_seeds = self.definition.tuning_seeds
-        cells: list[tuple[Cell, Sequence[int], int]] = [(point, tuning_seeds, 0) for point in points]
+        cells: list[tuple[Cell, Sequence[int], int]] = [({**tuned_as, **point}, tuning_seeds, 0) for point in points]
         if is_final:
-            cells.append((best, cell_match.seeds, len(tuning_seeds)))
+            cells.append(({**cell_match.cell, **best}, cell_match.seeds, len(tuning_seeds)))
         runs = []
-        for point, seeds, first in cells:
+        for cell, seeds, first in cells:
             for round_, seed in enumerate(seeds, start=first):
-                planned = self._plan({**cell_match.cell, **point}, seed)
+                planned = self._plan(cell, seed)
                 place = (planned.flops, round_) if self.definition.branch_at else (round_, -planned.flops)
                 runs.append((place, planned))
         return Tuned(losses, runs, best, is_final)
 
-    def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint, bool]:
+    def _tuning(self, cell: Cell, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint, bool]:
         """As `tune` for a cell, without points that cannot be built, which count as the worst. Without `tune` no point
         is to be run, and the best is the cell itself."""
         definition = self.definition
-        cell = cell_match.cell
         if not definition.tune:
             return [], {}, True
 
@@ -240,7 +241,7 @@ class Plan:
             for cell_match, tuned in zip(self.matches, self._cells(loss_of), strict=True)
             if not tuned.is_final
             for seed in cell_match.seeds
-            if seed not in self.definition.tuning_seeds
+            if cell_match.tuned_as or seed not in self.definition.tuning_seeds
         ]
 
     @cached_property

@@ -134,10 +134,13 @@ TUNING_COLUMNS = (
     _text(
         "tuning",
         "best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
-        "tuning (a seed of tuning alone, no result); earlier (a point of a watched training that is not compared); "
+        "tuning (a seed of tuning alone, no result); carried (the value was chosen at another shape); "
+        "earlier (a point of a watched training that is not compared); "
         "NULL if nothing was tuned",
     ),
     _text("tuned_by", "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned"),
+    _text("carried_from", "the shape at which the tuned values were chosen; NULL where it is the run's own"),
+    _of_runs("carry_regret", "loss that carrying them adds, as the sweep states it; NULL if unknown", "nat/token"),
 )
 """Like SOURCE, computed when a store is opened, so not in any cache."""
 

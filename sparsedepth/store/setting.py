@@ -87,7 +87,10 @@ def only_tuning(store: "Store") -> TuningProgress | None:
     if not n_trained or n_tuning < n_trained:
         return None
     planned = sum(
-        len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds) * (1 + len(grid.branch_at))
+        len(grid.tuned_cells())
+        * prod(map(len, grid.tune.values()))
+        * len(grid.tuning_seeds)
+        * (1 + len(grid.branch_at))
         for grid in definitions_of(store.roots)
         if not grid.is_search
     )

@@ -9,6 +9,7 @@ roles are derived from the runs and the sweep.yaml of their results folder whene
     edge      a run at the best value, which is the lowest or highest tried: the optimum may lie beyond
     rejected  a run at another value: no result, in no comparison
     tuning    a run at the best value with a seed that was used to choose it: no result, since its loss is optimistic
+    carried   a run at the value that was chosen at another shape (`tune: {at: ...}`)
 
 A training watched in somebody's own loop (`sparsedepth.watch`) has a row for each point. One of them is its result: at
 the largest budget that most trainings of its depth have, or its last; the others have the role 'earlier', and are in
@@ -18,7 +19,7 @@ no comparison but those over training.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -29,12 +30,13 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.space import grid_points
 from sparsedepth.quantities.quantity import Row
+from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-TuningRole = Literal["best", "edge", "rejected", "tuning", "earlier"]
+TuningRole = Literal["best", "edge", "rejected", "tuning", "carried", "earlier"]
 TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Point = TypeVar("Point", float, TunedValues)
@@ -45,7 +47,7 @@ IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning', 'earlier'), true)"
 IS_POINT = "tuning IS DISTINCT FROM 'earlier'"
 """Of a watched training the one point that is compared, and every other run."""
-CHOSEN_ROLES = ("best", "edge", "tuning")
+CHOSEN_ROLES = ("best", "edge", "tuning", "carried")
 """The roles of runs at the value that tuning chose."""
 IS_RESULT = f"{IS_TRAINED} AND {IS_CHOSEN}"
 """The rule as an SQL condition over `runs`; `result_rows` is the same for a frame."""
@@ -97,6 +99,9 @@ class Tuning:
     seeds: tuple[int, ...]
     """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
     objective: str
+    at: Row = field(default_factory=dict)
+    """The shape that was tuned for all others; empty: each was."""
+    carry_regret: float | None = None
 
 
 def read_tuning(results: Path) -> Tuning | None:
@@ -120,6 +125,8 @@ def read_tuning(results: Path) -> Tuning | None:
         tuning_seeds=tuple(definition.tuning_seeds),
         seeds=tuple(definition.result_seeds),
         objective=definition.objective,
+        at=definition.tune_at,
+        carry_regret=definition.carry_regret,
     )
 
 
@@ -131,11 +138,18 @@ def tuning_columns(tuning: Tuning, runs: Sequence[Row]) -> dict[str, dict[str, A
         if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
             groups[configuration(run)].append(run)
     shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
+    shape = ", ".join(assignment(*each) for each in tuning.at.items())
+    carrying = {"carried_from": shape, "carry_regret": tuning.carry_regret}
     roles = [role for group in groups.values() for role in _roles(tuning, group).items()]
-    return {run_id: {"run_id": run_id, "tuning": role, **shared} for run_id, role in roles}
+    return {
+        run_id: {"run_id": run_id, "tuning": role, **shared, **(carrying if role == "carried" else {})}
+        for run_id, role in roles
+    }
 
 
 def _roles(tuning: Tuning, group: Sequence[Row]) -> dict[str, TuningRole]:
+    if any(group[0][name] != value for name, value in tuning.at.items()):
+        return {run["run_id"]: "carried" for run in group}
     losses = _losses(tuning, group)
     tuning_only = {*tuning.tuning_seeds} - {*tuning.seeds}
     if len(losses) < 2:

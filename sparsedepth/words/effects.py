@@ -106,6 +106,15 @@ def own_lr_line(row: Row) -> str:
     return f"{row['setting']} at n_layers={row['n_layers']}: {size} with each side at its own lr ({lr_text(row)})"
 
 
+def carried_line(field: str, shapes: Sequence[str], regrets: Sequence[str]) -> str:
+    """Where a carried value was chosen, and whether the error of carrying it is in the intervals."""
+    where = f"{field} was chosen at {'; '.join(shapes)} and carried to the other shapes"
+    if not regrets:
+        return f"{where}: intervals there lack the error of carrying, which no sweep has measured (`scaling carry`)"
+    size = " or ".join(f"{float(regret):g}" for regret in regrets)
+    return f"{where}: intervals there have the regret that a sweep has measured, {size} nat/token a side"
+
+
 # Why a verdict, an interval or an effect is missing
 
 
@@ -208,6 +217,8 @@ def _notes(listed: "Listing") -> list[str]:
         f"detectable: the effect that would have been seen ({POWER:.0%} power)"
     ]
     lines += map(own_lr_line, listed.turned)
+    if listed.carried_from:
+        lines.append(carried_line(cells.field, listed.carried_from, listed.carry_regrets))
     if listed.half_widths:
         halves = [
             f"{depth} layers: seeds ±{seeds:.2g}, choice of {cells.field} ±{lr:.2g} "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.words.plain_text import counted, duration, wrapped
 from sparsedepth.words.status import stuck_text
 from sparsedepth.words.table import fitted_table
+from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
     from sparsedepth.cli.on_slurm import ArrayPlan
@@ -73,6 +74,12 @@ def assumption_lines(priced: "PricedSweep") -> list[str]:
         seeds = ", ".join(map(str, definition.tuning_seeds))
         use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
         lines.append(f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs")
+        if everywhere := priced.flops_tuned_everywhere:
+            shape = ", ".join(assignment(*each) for each in definition.tune_at.items())
+            lines.append(
+                f"      tuned at {shape} for all shapes: {price.train_flops / everywhere:.0%} of the FLOP of tuning "
+                f"each ({everywhere:.2g})"
+            )
     elif definition.adaptive:
         lines.append("runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early")
     return lines

@@ -5,9 +5,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.words.plain_text import counted
 from sparsedepth.words.table import fitted_table
+from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
+    from sparsedepth.scaling.carry import Carried
     from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.scaling.fit_law import ClusterEffect, FittedLaw
     from sparsedepth.scaling.law import Law
@@ -18,6 +21,21 @@ if TYPE_CHECKING:
 def flops_text(flops: float) -> str:
     """'2.7e12'"""
     return f"{flops:.2g}".replace("e+", "e")
+
+
+def carry_lines(found: "Sequence[Carried]", at: Mapping[str, Any]) -> list[str]:
+    """What carrying lr costs each setting, and the line of a definition that states it."""
+    shape = ", ".join(assignment(*each) for each in at.items())
+    lines = [
+        f"{one.setting}: carrying lr from {shape} adds {one.regret.mean:.3g} nat/token ({one.regret.lo:.3g} to "
+        f"{one.regret.hi:.3g}, {counted(one.n_seeds, 'seed')}, {counted(len(one.shapes), 'shape')}); "
+        f"rms over shapes, for a definition: carry_regret: {one.rms:.3g}"
+        for one in found
+    ]
+    closing = (
+        "regret: loss at the carried lr minus that at the best one tried; interval: the wider of seeds' and shapes'"
+    )
+    return [*lines, closing]
 
 
 # The law

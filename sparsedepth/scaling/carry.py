@@ -1,0 +1,122 @@
+"""What it costs to carry lr from one shape to others, from a sweep that was tuned at every shape.
+
+    regret(shape) = mean over seeds of  loss(shape, lr of `at`) - loss(shape, lr of the shape)
+
+The lr of a shape has the lowest mean loss over its seeds. At the shape itself that is chosen on the runs that are
+scored, so the regret is never below 0: cautious where lr hardly matters. The mean over shapes has Student's interval
+over seeds, or over shapes if that is wider; rms is the root of the mean square over shapes. A diverged run has an
+infinite loss.
+
+Shapes: S seeds, L values of lr, P shapes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.values import assignment
+
+ROLES = roles(RunConfig)
+
+
+class Interval(NamedTuple):
+    mean: float
+    lo: float
+    hi: float
+
+
+class ShapeRegret(NamedTuple):
+    shape: str
+    lr: float
+    """The carried one."""
+    best: float
+    regret: float
+
+
+class Carried(NamedTuple):
+    """A setting whose lr is carried. Losses in nat/token."""
+
+    setting: str
+    shapes: list[ShapeRegret]
+    regret: Interval
+    rms: float
+    n_seeds: int
+
+
+def is_shape(name: str) -> bool:
+    return name in ROLES and ROLES[name].touches("shapes", "batch") and ROLES[name].kind != "data"
+
+
+def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carried]:
+    """Each setting of these rows of `runs` that was run at several lr at the shape `at` and at another. Raises
+    ValueError for a shape that was not run, or without any such setting."""
+    if not at or (wrong := [name for name in at if not is_shape(name)]):
+        told = assignment(wrong[0], at[wrong[0]]) + ": at is a shape" if at else "names the shape"
+        raise ValueError(f"--at {told}, such as n_layers=12")
+    runs = runs.assign(**{loss: runs[loss].where(runs["outcome"] == "ok", math.inf)}).dropna(subset=[loss])
+    texts = runs[[*CELL_FIELDS]].astype(str)
+    varying = [name for name in CELL_FIELDS if texts[name].nunique() > 1 and name != "lr"]
+    sizes = [name for name in varying if is_shape(name)]
+    shown = [name for name in sizes if not ROLES[name].derived_if_missing]
+    is_home = (runs[[*at]] == pd.Series(at)).all(axis=1)
+    if not is_home.any():
+        tried = "; ".join(f"{name}: {', '.join(sorted(texts[name].unique()))}" for name in at)
+        raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
+    knobs = [name for name in varying if name not in sizes]
+    found = []
+    for key, of_setting in runs.groupby(texts[knobs].agg(", ".join, axis=1) if knobs else np.zeros(len(runs))):
+        home = _losses(of_setting[is_home[of_setting.index]], loss)
+        shapes = texts.loc[of_setting[~is_home[of_setting.index]].index, sizes]
+        others = {
+            ", ".join(assignment(*each) for each in texts.loc[rows.index[0], shown].items() if each[0] in shown):
+                _losses(rows, loss)
+            for _, rows in of_setting.loc[shapes.index].groupby([shapes[name] for name in sizes])
+        }  # fmt: skip
+        others = {shape: losses for shape, losses in others.items() if losses.shape[1] > 1}
+        if home.shape[1] > 1 and others:
+            setting = ", ".join(assignment(*each) for each in zip(knobs, str(key).split(", "), strict=bool(knobs)))
+            found.append(_carried(setting or "all runs", home, others))
+    if not found:
+        raise ValueError("these runs lack several lr at that shape and at another; run a sweep with `tune` and no `at`")
+    return found
+
+
+def _losses(rows: pd.DataFrame, loss: str) -> pd.DataFrame:
+    """Seeds by lr, those at which every seed was run."""
+    table = rows.pivot_table(index="seed", columns="lr", values=loss, dropna=False)
+    return table[table.notna().sum(axis=1) == table.notna().sum(axis=1).max()].dropna(axis=1)
+
+
+def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Carried:
+    seeds = sorted(set[int].intersection(*({*table.index} for table in others.values())))
+    shapes, regret_PS = [], []
+    for shape, table in others.items():
+        lr, best = float(home[home.columns.intersection(table.columns)].mean().idxmin()), float(table.mean().idxmin())
+        regret_S = (table[lr] - table[best]).loc[seeds].to_numpy()
+        shapes.append(ShapeRegret(shape, lr, best, float(regret_S.mean())))
+        regret_PS.append(regret_S)
+    array_PS = np.array(regret_PS)
+    sides = [_interval(array_PS.mean(axis=0)), *([_interval(array_PS.mean(axis=1))] if len(shapes) > 1 else [])]
+    rms = float(np.sqrt(np.mean([shape.regret**2 for shape in shapes])))
+    return Carried(setting, shapes, max(sides, key=lambda side: side.hi), rms, len(seeds))
+
+
+def _interval(value_X: np.ndarray) -> Interval:
+    mean = float(value_X.mean())
+    if not np.isfinite(value_X).all() or len(value_X) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(student.ppf(1 - ALPHA / 2, len(value_X) - 1) * value_X.std(ddof=1) / math.sqrt(len(value_X)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def carry_table(found: Sequence[Carried]) -> QueryResult:
+    """A row for each setting and shape."""
+    rows = tuple((one.setting, *shape) for one in found for shape in one.shapes)
+    return QueryResult(("setting", "shape", "lr", "best_lr", "regret"), rows)

@@ -1,0 +1,101 @@
+"""What carrying lr costs: by hand, planted, absent, and told."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.made_up_runs import make_run
+from support.tiny_sweep import sparsedepth
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.scaling.carry import carry_of, carry_table
+
+RATES = (0.001, 0.002, 0.004, 0.008)
+SEEDS = (1, 2, 3)
+
+
+def runs(loss_at, depths=(2, 4, 8), rules=("standard",), seeds=SEEDS) -> pd.DataFrame:
+    """loss_at(rule, n_layers, lr, seed)."""
+    records = [
+        {
+            **RunConfig(n_layers=depth, lr=lr, seed=seed).model_dump(mode="json"), "parametrisation": rule,
+            "outcome": "ok", "val_loss": loss_at(rule, depth, lr, seed),
+        }
+        for rule in rules for depth in depths for lr in RATES for seed in seeds
+    ]  # fmt: skip
+    return pd.DataFrame(records)
+
+
+def test_the_regret_of_one_shape_by_hand():
+    """The best is 0.002 at 2 layers and 0.004 at 8, where 0.002 loses 0.3, 0.1 and 0.2 more with the three seeds."""
+    extra = dict(zip(SEEDS, (0.3, 0.1, 0.2), strict=True))
+
+    def loss(_, depth, lr, seed):
+        best = {2: 0.002, 8: 0.004}[depth]
+        return 2 + seed + (0 if lr == best else extra[seed] if lr == 0.002 else 1.0)
+
+    (found,) = carry_of(runs(loss, depths=(2, 8)), "val_loss", {"n_layers": 2})
+    assert [(one.shape, one.lr, one.best) for one in found.shapes] == [("n_layers=8", 0.002, 0.004)]
+    assert found.shapes[0].regret == pytest.approx(0.2) and found.regret.mean == pytest.approx(0.2)
+    assert found.rms == pytest.approx(0.2) and found.n_seeds == 3
+    half = 4.302653 * 0.1 / np.sqrt(3)  # Student's quantile of 2 degrees of freedom times the standard error
+    assert (found.regret.lo, found.regret.hi) == pytest.approx((0.2 - half, 0.2 + half), rel=1e-4)
+
+
+def test_a_carried_lr_is_the_best_of_its_shape_among_those_that_the_other_has():
+    """0.008 is best at 2 layers, but was not run at 8."""
+    found = runs(lambda _, depth, lr, seed: 2 + abs(lr - (0.008 if depth == 2 else 0.001)), depths=(2, 8))
+    (carried,) = carry_of(found[(found["n_layers"] == 2) | (found["lr"] < 0.008)], "val_loss", {"n_layers": 2})
+    assert (carried.shapes[0].lr, carried.shapes[0].best) == (0.004, 0.001)
+    assert carried.shapes[0].regret == pytest.approx(0.003)
+
+
+def test_a_planted_regret_is_found_and_an_absent_one_is_bounded():
+    """Standard: the best lr halves from 4 layers on, so that carrying costs 0.05; completep: it stays."""
+    rng = np.random.default_rng(1)
+
+    def loss(rule, depth, lr, seed):
+        best = 0.002 if rule == "standard" and depth > 2 else 0.004
+        return 2 + 0.05 * abs(np.log2(lr / best)) + 0.1 * seed + 0.003 * rng.normal()
+
+    completep, standard = carry_of(runs(loss, rules=("standard", "completep")), "val_loss", {"n_layers": 2})
+    assert (completep.setting, standard.setting) == ("parametrisation=completep", "parametrisation=standard")
+    assert standard.regret.lo > 0.02 and standard.regret.mean == pytest.approx(0.05, abs=0.01)
+    assert abs(completep.regret.mean) < 0.004 and completep.regret.hi < 0.015
+    table = carry_table([completep, standard])
+    assert [*table.columns[:3]] == ["setting", "shape", "lr"] and len(table.rows) == 4
+
+
+def test_a_shape_where_the_carried_lr_diverged_has_no_regret_but_is_told():
+    def loss(_, depth, lr, seed):
+        return float("nan") if depth == 8 and lr == 0.004 else 2 + abs(lr - 0.004)
+
+    found = runs(loss, depths=(2, 4, 8))
+    found.loc[found["val_loss"].isna(), "outcome"] = "diverged"
+    (carried,) = carry_of(found, "val_loss", {"n_layers": 2})
+    assert {one.shape: one.regret for one in carried.shapes} == {"n_layers=4": 0.0, "n_layers=8": np.inf}
+    assert carried.regret.mean == np.inf
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ({"n_layers": 3}, r"no run has n_layers=3.*n_layers: 2, 8"),
+        ({"lr": 0.1}, r"--at lr=0.1: at is a shape, such as n_layers=12"),
+        ({}, r"--at names the shape"),
+    ],
+)
+def test_a_shape_that_was_not_run_is_refused(at, told):
+    with pytest.raises(ValueError, match=told):
+        carry_of(runs(lambda *_: 2.0, depths=(2, 8)), "val_loss", at)
+
+
+def test_the_command_prints_the_regret_and_the_line_for_a_definition(tmp_path):
+    for depth in (2, 4):
+        for lr in RATES:
+            for seed in SEEDS:
+                config = RunConfig(n_layers=depth, lr=lr, seed=seed)
+                value = 2 + 0.1 * abs(np.log2(lr / (0.002 * depth / 2))) + 0.01 * seed
+                make_run(tmp_path, config, {"val_loss": value, "val_loss_common": value})
+    out, _ = sparsedepth("scaling", "carry", tmp_path, "--at", "n_layers=2")
+    assert "carrying lr from n_layers=2 adds 0.1 nat/token (0.1 to 0.1, 3 seeds, 1 shape)" in " ".join(out.split())
+    assert "carry_regret: 0.1" in out
