@@ -117,7 +117,7 @@ class SweepDefinition(Tuned):
     with experts d_ff means d_expert; with train_tokens the number of steps changes, not batch_tokens"""
     tolerance: Inside = 0.01
     """largest mismatch of parameters or FLOPs"""
-    step_seconds: dict[int, Positive] = {}
+    step_seconds: dict[Annotated[int, Field(strict=False)], Positive] = {}
     """with matched: time, n_layers -> seconds of a training step, as `plan --calibrate` prints them"""
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""

@@ -23,8 +23,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.equal_lr import ByLr, fit_by_lr
-from sparsedepth.effects.fit import Fit, fit, fit_of
+from sparsedepth.effects.fit import ByLr, Fit, fit, fit_of
 from sparsedepth.quantities import unit_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -326,6 +325,16 @@ class CellRuns:
     @property
     def n_diverged(self) -> int:
         return int(self.diverged_N[self.is_result_N].sum())
+
+
+def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
+    parts: dict[tuple[Any, float], dict[int, float]] = {}
+    for name, cell in cells.items():
+        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
+            if by_seed := cell.at_lr(lr):
+                parts[name, float(lr)] = by_seed
+    fitted = fit_of([*parts.values()]) if parts else None
+    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
 
 
 @dataclass(kw_only=True)

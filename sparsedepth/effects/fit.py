@@ -18,10 +18,10 @@ each curvature (`_posterior`); the values (`_optima`), weighed over the grid and
 Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), T = 3 C parameters (level a, slope b, roughness
 at the chosen value), G points of the grid, K scales of the noise, Q nodes of quadrature."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse.csgraph import connected_components
@@ -377,3 +377,23 @@ def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     """The fit of these cells without a curve, from the outcome of each seed."""
     rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
     return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
+
+
+@dataclass(frozen=True)
+class ByLr:
+    """Cells at each value of the tuned field apart, in one fit without curves."""
+
+    order: list[tuple[Any, float]]
+    """(cell, value of the tuned field), without values at which a run of the cell diverged."""
+    seeds: list[int]
+    fitted: Fit | None
+
+    def common(self, names: Collection[Any]) -> list[float]:
+        """The values at which all these cells were run, ascending."""
+        tried = [{lr for other, lr in self.order if other == name} for name in names]
+        return sorted(set[float].intersection(*tried))
+
+    def n_seeds(self, names: Collection[Any], values: Collection[float]) -> int:
+        """The fewest seeds of a cell at one of these values."""
+        parts = zip(self.order, self.seeds, strict=True)
+        return min(seeds for (name, lr), seeds in parts if name in names and lr in values)

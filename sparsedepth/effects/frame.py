@@ -22,11 +22,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_by_lr
 from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.equal_lr import ByLr, fit_by_lr
-from sparsedepth.effects.fit import Contrast, Fit, contrast_of, fit_of
+from sparsedepth.effects.fit import ByLr, Contrast, Fit, contrast_of, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
 from sparsedepth.quantities.levels import ALPHA

@@ -98,7 +98,7 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
     seeds = sorted(set[int].intersection(*({*table.index} for table in others.values())))
     shapes, regret_PS = [], []
     for shape, table in others.items():
-        lr, best = float(home[home.columns.intersection(table.columns)].mean().idxmin()), float(table.mean().idxmin())
+        lr, best = (of.columns[of.mean().argmin()] for of in (home[home.columns.intersection(table.columns)], table))
         regret_S = (table[lr] - table[best]).loc[seeds].to_numpy()
         shapes.append(ShapeRegret(shape, lr, best, float(regret_S.mean())))
         regret_PS.append(regret_S)
