@@ -16,7 +16,7 @@ from sparsedepth.cli import option
 from sparsedepth.files import write_bytes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import caution, weakness_text
-from sparsedepth.words.differences import data_text, only_tuning_text
+from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.formats import choose_format, encode
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.runs import search_text
@@ -293,7 +293,7 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.packs import no_run_text
     from sparsedepth.store.search import search_of
-    from sparsedepth.store.setting import only_tuning
+    from sparsedepth.store.setting import only_tuning, pending
     from sparsedepth.words.chain import chain_lines
     from sparsedepth.words.search import importance_lines
 
@@ -313,7 +313,9 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
             return chain.chain_table(chain.chain_evidence(found))
         return _text(chain_lines(chain.chain_of(found), given.detail), one_per_line=given.detail and for_grep)
     if search is None or given.knob is not None:
-        return _of_settings(runs, outcome, given, is_text)
+        found = _of_settings(runs, outcome, given, is_text)
+        told = pending_text(pending(store))
+        return found + _text([told]) if isinstance(found, bytes) and told else found
     of_axes = importance.by_objective(runs, search, given.by)
     if not is_text:
         return importance.search_table(of_axes)

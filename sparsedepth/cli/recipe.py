@@ -67,6 +67,8 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.store.connection import open_store
         from sparsedepth.store.packs import no_run_text
         from sparsedepth.store.search import search_of
+        from sparsedepth.store.setting import pending
+        from sparsedepth.words.differences import pending_text
 
         out = None if self.out is None else option.path(self.out)
         paths = self.paths
@@ -83,6 +85,7 @@ class RecipeCommand(option.FolderOptions):
             if runs.empty:
                 raise ValueError(no_run_text(store.roots))
             compute = worth(store, objective)
+            told = pending_text(pending(store))
         if search is not None:
             names = shlex.join(map(str, paths))
             raise ValueError(
@@ -96,6 +99,7 @@ class RecipeCommand(option.FolderOptions):
             holdout_depth=self.holdout_depth,
             folders=paths,
             compute=compute,
+            told=told,
         )
         if card.recipe.config is None:
             at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""

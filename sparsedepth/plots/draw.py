@@ -15,8 +15,9 @@ from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.search import search_of
+from sparsedepth.store.setting import pending
 from sparsedepth.words.captions import data_note, folders_note
-from sparsedepth.words.differences import data_text
+from sparsedepth.words.differences import data_text, pending_text
 from sparsedepth.words.plain_text import did_you_mean
 
 STYLES = ("screen", "paper")
@@ -187,7 +188,8 @@ def drawable(
                 )
             yield name, FIGURES[name].drawing(store, run)
         except NothingToDraw as reason:
-            yield name, reason
+            told = pending_text(pending(store))
+            yield name, NothingToDraw(f"{reason}; {told}") if told else reason
 
 
 def default_figure(store: Store) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator
 
+from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, panels
 from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs, settings_in_order
@@ -22,6 +23,7 @@ from sparsedepth.store.degeneracy import UsableForm, usable_forms
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.captions import LONGEST, effects_caption, escaped, folded, lr_change, shortened
 from sparsedepth.words.degeneracy import degeneracy_caption
+from sparsedepth.words.effects import nothing_text
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -55,8 +57,11 @@ def effects(store: Store) -> Drawing:
     runs = read_runs(store)
     data = effects_of(store)
     if data.empty:
+        cells = cells_of_store(store)
+        if {*cells.rows["setting"]} <= {BASELINE}:
+            raise NothingToDraw(nothing_text(cells))
         raise NothingToDraw(
-            "no two finished configurations agree in tokens, parameters or FLOPs and have seeds in common, "
+            "no setting and baseline of one depth agree in tokens, parameters or FLOPs and have seeds in common, "
             "so there is no effect to draw"
         )
     notes = degeneracy_caption(outcome_forms(result_rows(runs)).values())

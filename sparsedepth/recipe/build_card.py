@@ -30,11 +30,14 @@ def derive_card(
     folders: Sequence[Path] = (),
     evidence: Evidence | None = None,
     compute: Worths | None = None,
+    told: str = "",
 ) -> Card:
     """The recipe of the rows of `runs` as a card; tested at `holdout_depth`, and with the verification found next to
-    the folders. `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
+    the folders. `compute`: what settings are worth (`scaling.speedup`); `told`: on runs that are pending. Raises as
+    `derive` and `hold_out`."""
     found = evidence or Evidence(cells_of(runs, objective))
     recipe = derive(runs, depth, objective, matched, found)
+    recipe = recipe.model_copy(update={"left_out": "; ".join(filter(None, [recipe.left_out, told]))})
     if compute and recipe.candidates:
         recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)

@@ -184,7 +184,9 @@ def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Mapping[str, Any]]
     if degeneracy(recipe.objective, scores).is_degenerate:
         return _with(recipe, abstained=caution(usable_form(recipe.objective, scores)))
     if recipe.place != "inside" and len(recipe.shown_at) < 2:
-        return _with(recipe, abstained=f"only {nearest} layers were run: how effects change with depth is unknown")
+        return _with(
+            recipe, abstained=f"{recipe.depth} layers were never run, and one other depth, {nearest}, tells no trend"
+        )
     recipe = _with(recipe, candidates=tuple(_candidates(found, recipe)))
     return _weak(found, _decide(found, _with(recipe, others=tuple(_others(found, recipe)))))
 

@@ -5,7 +5,7 @@ Each answer is one sentence, one table and the notes to read it; all numbers are
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,12 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
-from sparsedepth.store.setting import BUDGET, only_tuning
+from sparsedepth.store.setting import BUDGET, only_tuning, pending
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution
-from sparsedepth.words.differences import data_text, only_tuning_text
+from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.effects import lr_text, nothing_text, size_text
+from sparsedepth.words.plain_text import sentence_of
 from sparsedepth.words.report import (
     NEEDED,
     SHOWN,
@@ -66,7 +67,9 @@ def answer(store: Store, name: str) -> Answer:
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
     runs = _read(store)
-    return ANSWERS[name](cells_of(runs, loss_of(runs)))
+    found = ANSWERS[name](cells_of(runs, loss_of(runs)))
+    told = sentence_of(pending_text(pending(store)))
+    return replace(found, sentence=f"{found.sentence.removesuffix('.')}. {told}") if told else found
 
 
 def _read(store: Store) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import UsableForm, columns_for, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.setting import Settings, TuningProgress, only_tuning, read_settings, with_setting_column
+from sparsedepth.store.setting import Progress, Settings, only_tuning, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
 from sparsedepth.words.plain_text import did_you_mean
@@ -159,7 +159,7 @@ class Answered:
     scores: tuple[UsableForm, ...] = ()
     """The scores of depth that it shows, degenerate ones in their sound form."""
     has_runs: bool = True
-    only_tuning: TuningProgress | None = None
+    only_tuning: Progress | None = None
     """Where there is no row: how far tuning is."""
 
 

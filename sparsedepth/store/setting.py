@@ -21,7 +21,7 @@ from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
-from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_POINT, IS_TRAINED, parse_tuned_fields
+from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_POINT, IS_RESULT, IS_TRAINED, parse_tuned_fields
 from sparsedepth.words.differences import setting_label
 from sparsedepth.words.values import number_text
 
@@ -73,14 +73,14 @@ class Settings:
     value."""
 
 
-class TuningProgress(NamedTuple):
-    """Tuning runs that are complete, and planned."""
+class Progress(NamedTuple):
+    """Runs that are complete, and planned."""
 
     n_complete: int
     n_planned: int
 
 
-def only_tuning(store: "Store") -> TuningProgress | None:
+def only_tuning(store: "Store") -> Progress | None:
     """How far tuning is; None where a result is complete, or no run at all."""
     sql = f"SELECT count(*), count(*) FILTER (NOT ({IS_CHOSEN})) FROM runs WHERE {IS_TRAINED}"
     ((n_trained, n_tuning),) = store.sql(sql).rows
@@ -94,7 +94,15 @@ def only_tuning(store: "Store") -> TuningProgress | None:
         for grid in definitions_of(store.roots)
         if not grid.is_search
     )
-    return TuningProgress(n_tuning, planned)
+    return Progress(n_tuning, planned)
+
+
+def pending(store: "Store") -> Progress | None:
+    """How far the results of the grids are that fill these folders; None where all are complete, or none is planned."""
+    grids = [grid for grid in definitions_of(store.roots) if not (grid.is_search or grid.constraints)]
+    planned = sum(len(seeds) * (1 + len(grid.branch_at)) for grid in grids for _, seeds in grid.replicated_grid())
+    ((n_complete,),) = store.sql(f"SELECT count(*) FROM runs WHERE {IS_RESULT}").rows
+    return Progress(n_complete, planned) if n_complete < planned and len(grids) == len(store.roots) else None
 
 
 def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:

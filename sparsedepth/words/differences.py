@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.words.values import assignment, readable
 
 if TYPE_CHECKING:
-    from sparsedepth.store.setting import Settings, TuningProgress
+    from sparsedepth.store.setting import Progress, Settings
 
 
 def setting_label(settings: "Settings", knobs: Mapping[str, Any]) -> str:
@@ -54,7 +54,15 @@ def cost_text(settings: "Settings", columns: Container[str]) -> str:
     return f"{', '.join(shown)}: relative to the baseline{depth} ({references})" if shown else ""
 
 
-def only_tuning_text(progress: "TuningProgress | None") -> str:
+def pending_text(progress: "Progress | None") -> str:
+    """'pending: 5 of the 8 planned runs are not complete'; '' for None."""
+    if progress is None:
+        return ""
+    n_left = progress.n_planned - progress.n_complete
+    return f"pending: {n_left} of the {progress.n_planned} planned runs are not complete (sparsedepth status)"
+
+
+def only_tuning_text(progress: "Progress | None") -> str:
     """'only tuning runs are complete so far (3 of 30)'; '' for None."""
     if progress is None:
         return ""

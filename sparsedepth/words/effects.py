@@ -188,7 +188,9 @@ def nothing_text(cells: "Cells") -> str:
         return f"{cells.outcome} was measured in no finished run"
     left_out = budget_text(cells)
     left_out = f" ({left_out})" if left_out else ""
-    return f"all results have one configuration: there is no effect to show{left_out}; run a sweep"
+    if cells.rows["n_layers"].nunique() > 1:
+        return f"complete runs differ in depth alone, which query --ask depth compares: no setting was varied{left_out}"
+    return f"all complete runs have one configuration: there is nothing to compare{left_out}"
 
 
 # The table

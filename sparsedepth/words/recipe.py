@@ -295,7 +295,9 @@ def nothing_recommended(recipe: "Recipe", data: Sequence[str]) -> str:
     if not recipe.candidates:
         if data:
             return f"the runs differ only in their data ({', '.join(data[:NAMED])}), which is not a remedy"
-        return "all runs have the same configuration: nothing was varied"
+        if len(recipe.shown_at) > 1:
+            return f"no setting was run at both {recipe.shown_at[0]} and {recipe.shown_at[1]} layers"
+        return "its complete runs have one configuration: there is nothing to compare"
     if refused := [c for c in recipe.candidates if c.refused and c.comparison == "better"]:
         return "; ".join(f"{candidate.setting} is better, but {candidate.refused}" for candidate in refused)
     if not recipe.is_compared:

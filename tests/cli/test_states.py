@@ -55,10 +55,10 @@ def make(results: Path, config: RunConfig) -> float:
     return loss
 
 
-def walk(results: Path, states: tuple[int, ...]):
+def walk(results: Path, states: tuple[int, ...], sweep=SWEEP):
     """The number of complete runs, at each of the states; runs are completed in the order of the plan."""
-    (results / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
-    plan, losses = Plan(build(SweepDefinition, SWEEP, "test")), dict[str, float]()
+    (results / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    plan, losses = Plan(build(SweepDefinition, sweep, "test")), dict[str, float]()
     for n_complete in states:
         while len(losses) < n_complete:
             config = next(run.config for run in plan.runs(losses.get) if run.run_id not in losses)
@@ -148,3 +148,58 @@ def test_a_deepest_baseline_with_tuning_runs_alone_is_a_reason_and_no_error(tmp_
     with open_store(tmp_path) as store:
         recipe = derive(store.frame("select * from runs"), depth=4)
     assert "the baseline of this depth has only tuning runs so far" in recipe.abstained
+
+
+GRID = {name: value for name, value in SWEEP.items() if not name.startswith("tun")} | {
+    "variants": [{}, {"norm": "post"}]
+}
+BRANCHES = {
+    **GRID,
+    "base": {**SWEEP["base"], "schedule": "wsd", "warmup_tokens": 128},
+    "branch_at": [0.5],
+    "space": {"n_layers": [2]},
+}
+SEARCH = {**SWEEP, "sampler": "random", "n_trials": 4, "seeds": 1, "space": {"n_layers": [2, 4], "lr": [1e-3, 2e-3]}}
+SEARCH = {name: value for name, value in SEARCH.items() if name not in ("variants", "tune", "tuning_seeds")}
+ASKED = (("recipe",), ("effects",), ("query", "--ask", "variance"), ("query", "--ask", "depth"))
+
+
+@pytest.mark.parametrize(("sweep", "n_all"), [(GRID, 8), (BRANCHES, 8)])
+def test_pending_runs_are_told_by_every_answer_until_none_is_left(tmp_path, say, sweep, n_all):
+    for n in walk(tmp_path, (1, 3, n_all // 2, n_all), sweep):
+        pending = f"ending: {n_all - n} of the {n_all} planned runs are not complete"
+        for question in ASKED:
+            said = say(*question, tmp_path)
+            assert (pending in said) == (n < n_all), said
+            assert "nothing was varied" not in said
+        with open_store(tmp_path) as store:
+            for name, found in drawable(store, FIGURES):
+                assert not isinstance(found, NothingToDraw) or (pending in str(found)) == (n < n_all), name
+
+
+def test_a_depth_never_run_and_a_setting_never_varied_are_no_pending_runs(tmp_path, say):
+    for _ in walk(tmp_path, (4,), GRID | {"variants": [{}]}):
+        assert "no setting was run at both 2 and 4 layers" in say("recipe", tmp_path, "--depth", 3)
+        assert "no setting was run at both 4 and 2 layers" in say("recipe", tmp_path, "--depth", 9)
+        assert "differ in depth alone" in say("query", "--ask", "variance", tmp_path)
+        assert "differ in depth alone" in say("plot", "--figure", "effects", "-o", tmp_path / "x.png", tmp_path, code=2)
+
+
+def test_a_search_has_no_pending_runs(tmp_path, say):
+    for _ in walk(tmp_path, (1, 3), SEARCH):
+        assert "pending" not in say("effects", tmp_path)
+        for question in ASKED[2:]:
+            assert "a search chose these runs" in say(*question, tmp_path, code=2)
+        assert "rerun the best points" in say("recipe", tmp_path, code=2)
+
+
+def test_imported_runs_are_never_pending(tmp_path, say):
+    table, mapping = tmp_path / "runs.csv", tmp_path / "map.yaml"
+    table.write_text("depth,norm,seed,loss\n2,pre,0,2.5\n2,pre,1,2.6\n")
+    fields = {"n_layers": "depth", "norm": "norm", "seed": "seed", "val_loss": "loss"}
+    mapping.write_text(yaml.safe_dump({"source": "a table", "fields": fields}))
+    say("import", table, "--map", mapping, "-o", tmp_path / "theirs")
+    told = ("have one configuration", "have one configuration", "was measured in no finished run", "one depth only")
+    for question, reason in zip(ASKED, told, strict=True):
+        said = say(*question, tmp_path / "theirs")
+        assert reason in said and "planned runs" not in said

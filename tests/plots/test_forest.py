@@ -92,7 +92,7 @@ def test_a_task_with_another_budget_is_no_effect():
 
 def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
-    with pytest.raises(NothingToDraw, match="no two finished configurations"):
+    with pytest.raises(NothingToDraw, match="all complete runs have one configuration: there is nothing to compare"):
         forest.effects(alone)
 
 

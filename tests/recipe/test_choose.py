@@ -271,12 +271,12 @@ def test_it_abstains_with_a_reason():
     assert one_seed.abstained == "one seed in common: no interval without a second"
     assert one_seed.config == RunConfig(weight_decay=0.0) and not one_seed.is_compared
     elsewhere = derive(four(), depth=24)
-    assert elsewhere.abstained == "only 12 layers were run: how effects change with depth is unknown"
+    assert elsewhere.abstained == "24 layers were never run, and one other depth, 12, tells no trend"
     assert elsewhere.config == RunConfig(n_layers=24, weight_decay=0.0)
     nothing = derive(four().assign(outcome="diverged"))
     assert (nothing.abstained, nothing.config) == ("no finished run", None)
     same = derive(sweep(planted, {"seed": [0, 1, 2]}))
-    assert same.abstained == "all runs have the same configuration: nothing was varied"
+    assert same.abstained == "its complete runs have one configuration: there is nothing to compare"
     unmeasured = derive(four(), objective="usefulness")
     assert unmeasured.abstained == "usefulness was measured in no finished run"
     equal = derive(four().assign(val_loss=3.0))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import LayerMetrics
-from sparsedepth.store.setting import TuningProgress
+from sparsedepth.store.setting import Progress
 from sparsedepth.store.subject import Imported
 from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.differences import data_text, only_tuning_text
@@ -38,8 +38,8 @@ def test_only_a_number_of_layers_has_a_hint():
 
 
 def test_tuning_is_told_as_far_as_its_plan_is_known():
-    assert only_tuning_text(TuningProgress(3, 30)) == "only tuning runs are complete so far (3 of 30)"
-    assert only_tuning_text(TuningProgress(3, 0)) == "only tuning runs are complete so far (3)"
+    assert only_tuning_text(Progress(3, 30)) == "only tuning runs are complete so far (3 of 30)"
+    assert only_tuning_text(Progress(3, 0)) == "only tuning runs are complete so far (3)"
     assert only_tuning_text(None) == ""
 
 
