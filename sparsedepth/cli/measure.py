@@ -12,21 +12,32 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import notes_on_run
-from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text
+from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text, told_text
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
+    from sparsedepth.config.section import Fields
+    from sparsedepth.probe.text import TokenArrays
     from sparsedepth.run.measure_existing_model import MeasurementResult
+
+OPTIONAL = (
+    "seconds permutation_score residual_variance_last", "usefulness_loss_increase", "causal_score", "tokens_trained"
+)  # fmt: skip
+"""Columns of several models that a narrow terminal leaves out."""
 
 
 @dataclass(frozen=True)
 class MeasureCommand:
     """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
-    and `pairs`.
+    and `pairs`. With `revisions` the result is a row for each.
 
     Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings."""
 
-    model: Annotated[option.ModelName, typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
+    model: Annotated[
+        option.ModelName, typer.Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION")
+    ]
     _: KW_ONLY
     data: Annotated[
         str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")
@@ -49,20 +60,31 @@ class MeasureCommand:
     ] = None
     set: Annotated[
         option.Settings | None,
-        typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable"),
+        typer.Option(
+            "--set",
+            help="override a measuring field, or with --revisions state one of the training: --set measure_tokens=4096",
+        ),
     ] = None
     out: Annotated[
-        option.Folder | None, typer.Option("-o", "--out", help="folder for the record, for query and plot")
+        option.Folder | None,
+        typer.Option("-o", "--out", help="folder for the record, or with --revisions a results folder"),
     ] = None
     device: option.Device = "auto"
+    revisions: Annotated[
+        option.Names | None,
+        typer.Option(help="many checkpoints, by step: 'step*', step1000,step2000; of the hub, or folders in MODEL"),
+    ] = None
+    name: Annotated[str | None, typer.Option(help="with --revisions: of the training; default the model's")] = None
+    tokens_per_step: Annotated[int | None, typer.Option(min=1, help="with --revisions: of an optimizer step")] = None
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="with --revisions: downloads to keep, such as 0; default all")
+    ] = None
 
-    def compute(self) -> "MeasurementResult":
+    def compute(self) -> "MeasurementResult | QueryResult":
         """What can be refused is refused before the model is loaded."""
         from sparsedepth.cli.run_progress import bar
-        from sparsedepth.config.load import parse_settings
-        from sparsedepth.config.run import measures_named
         from sparsedepth.probe.load import load_model
-        from sparsedepth.probe.text import read_token_arrays, tokens_to_measure
+        from sparsedepth.probe.text import tokens_to_measure
         from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
         from sparsedepth.run.publish import Stopwatch
         from sparsedepth.store.run_record import check_place
@@ -70,12 +92,36 @@ class MeasureCommand:
 
         watch = Stopwatch()
         written = None if self.out is None else option.path(self.out)
+        given, fields = self._tokens(), self._fields()
+        if self.revisions is not None:
+            return self._series(given, fields)
+        if alone := [name for name in ("name", "tokens_per_step", "keep") if getattr(self, name) is not None]:
+            raise ValueError(f"--{alone[0].replace('_', '-')} is for several checkpoints; add --revisions")
+        if written is not None:
+            check_place(written)
+        with bar("loading the model") as report:
+            loaded = load_model(str(self.model), device=measuring_device(find_device(self.device)))
+            config = measuring_config(loaded, fields, given)
+            begin = partial(report, "reading the text", 0.0)
+            measured = partial(report, "measuring")
+            with tokens_to_measure(loaded, config, self.data, given, begin) as source:
+                return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
+
+    def _tokens(self) -> "TokenArrays | None":
+        from sparsedepth.probe.text import read_token_arrays
+
         paths = (self.tokens, self.fit_tokens, self.targets)
         scored, fit, aims = (None if path is None else Path(path) for path in paths)
         if scored is not None and self.data is not None:
             raise ValueError("--data and --tokens are two sources; give one of them")
         if scored is None and (fit is not None or aims is not None):
             raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
+        return None if scored is None else read_token_arrays(scored, fit, aims)
+
+    def _fields(self) -> "Fields":
+        from sparsedepth.config.load import parse_settings
+        from sparsedepth.config.run import measures_named
+
         changes = parse_settings(self.set or [])
         measures = measures_named(self.measures) if self.measures is not None else None
         own = {"seq_len": self.seq_len, "measures": measures}
@@ -83,16 +129,35 @@ class MeasureCommand:
         if twice := sorted({*own} & {*changes}):
             flag = twice[0].replace("_", "-")
             raise ValueError(f"--{flag} and --set {twice[0]}=... set the same field; give one of them")
-        given = None if scored is None else read_token_arrays(scored, fit, aims)
-        if written is not None:
-            check_place(written)
-        with bar("loading the model") as report:
-            loaded = load_model(str(self.model), device=measuring_device(find_device(self.device)))
-            config = measuring_config(loaded, {**own, **changes}, given)
-            begin = partial(report, "reading the text", 0.0)
-            measured = partial(report, "measuring")
-            with tokens_to_measure(loaded, config, self.data, given, begin) as source:
-                return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
+        return {**own, **changes}
+
+    def _series(self, given: "TokenArrays | None", fields: "Fields") -> "QueryResult":
+        from sparsedepth.config.load import build
+        from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+        from sparsedepth.watch.series import Series
+
+        if self.out is None:
+            raise ValueError("--revisions needs -o DIR, the results folder of the points")
+        assert self.revisions is not None, "asked for"
+        of_run = {
+            name for name in fields if name in RunConfig.model_fields and name not in MeasureOnlyConfig.model_fields
+        }
+        measuring = {name: value for name, value in fields.items() if name not in of_run}
+        build(MeasureOnlyConfig, measuring, "measure")
+        series = Series(
+            model=str(self.model),
+            name=self.name or Path(str(self.model).rstrip("/")).name,
+            out=option.path(self.out),
+            tokens_per_step=self.tokens_per_step,
+            measuring=measuring,
+            training={name: fields[name] for name in of_run},
+            data=self.data,
+            given=given,
+            device=self.device,
+            keep=self.keep,
+        )
+        wanted = self.revisions.split(",") if isinstance(self.revisions, str) else self.revisions
+        return series.measure(wanted, lambda told: print(told_text(told), file=sys.stderr, flush=True))
 
 
 @option.command
@@ -104,6 +169,9 @@ def measure(
     from sparsedepth.store.degeneracy import reasons_of_run
 
     result = given.compute()
+    if isinstance(result, QueryResult):
+        print(fitted_table(result, OPTIONAL).text if format == "table" else json.dumps(result.records(), indent=1))
+        return
     out = given.out
     if format == "table":
         summary = result.measurements.summary

@@ -189,10 +189,32 @@ def _lr_labels(points: pd.DataFrame) -> dict[str, str]:
 
 def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
-    proposal at each depth."""
+    proposal at each depth; of the points of one training, one line per step."""
     runs = compared_runs(store)
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
+    every = _points(store)
+    alike = [every[name].nunique() == 1 for name in ("n_layers", "setting")]
+    if all(alike) and runs["run_id"].isin(every["run_id"]).all() and every["steps"].nunique() > 1:
+        return by_step(every, *sound_values(store, every, metrics))
     return by_depth(runs, *sound_values(store, runs, metrics), search_of(store.roots) is not None)
+
+
+def by_step(runs: pd.DataFrame, values: pd.DataFrame, notes: str) -> Drawing:
+    """From points of trainings that differ in nothing but their seed. As `by_depth`; setting: 'step N'."""
+    steps = np.array(sorted(runs["steps"].unique()))
+    chosen = steps[np.linspace(0, len(steps) - 1, min(len(steps), MOST)).round().astype(int)]
+    rows = values.merge(runs.loc[runs["steps"].isin(chosen), ["run_id", "n_layers", "steps", "seed"]], on="run_id")
+    rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
+    points = metric_intervals(rows.sort_values(["metric", "steps", "layer"]), ["steps", "layer"])
+    if points.empty:
+        raise NothingToDraw(f"no point has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
+    points = points.rename(columns={"metric": "panel"})
+    points = points.assign(x=points["layer"], setting=points["steps"].map("step {:,.0f}".format))
+    styles: dict[str, Style] = {
+        f"step {step:,.0f}": (colour, "o", "-") for step, colour in depth_colours(chosen).items()
+    }
+    kinds = [panel_of(name, x="whole", x_label="layer") for name in ORDER if (points["panel"] == name).any()]
+    return lines_drawing(points, kinds, notes, styles=styles)
 
 
 def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False) -> Drawing:
@@ -226,16 +248,26 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     return lines_drawing(points, kinds, text, styles=depth_styles(points["n_layers"]))
 
 
-def history(store: Store) -> Drawing:
-    """Scores of watched trainings along their steps, a line per setting and depth. Its points: panel (the score),
-    setting, x (tokens, or steps where those are not known), mean, lo, hi, n_seeds. Raises NothingToDraw."""
+def _points(store: Store) -> pd.DataFrame:
+    """Of trainings of others: the finished rows of `runs`."""
     runs = all_runs(store)
-    runs = runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")]
+    return runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")]
+
+
+def history(store: Store) -> Drawing:
+    """Scores of trainings of others along their steps, a line per setting and depth, or per training where no seed is
+    known. Its points: panel (the score), setting, x (tokens, or steps where those are not known), mean, lo, hi,
+    n_seeds. Raises NothingToDraw."""
+    runs = _points(store)
     names = [name for name in HISTORY if runs[name].notna().any()]
     if not names:
         trained_runs(store)  # where none is complete, that is why
-        raise NothingToDraw("no training was watched in its loop (sparsedepth.watch), so there is no history to draw")
+        raise NothingToDraw(
+            "there are no points of a training (sparsedepth.watch, measure --revisions), so there is no history to draw"
+        )
     setting = runs["cell_id"].map(setting_names(store, BUDGET))
+    if runs["cluster"].nunique() > 1:
+        setting = setting.where(runs["seed"].notna(), setting + ", " + runs["cluster"])
     if runs["n_layers"].nunique() > 1:
         setting = setting + ", " + runs["n_layers"].map(lambda n: counted(int(n), "layer"))
     unit = "steps" if runs["tokens_trained"].isna().any() else "tokens_trained"

@@ -47,9 +47,9 @@ OLDEST_TRANSFORMERS = (5, 17)
 
 Dtype = Literal["checkpoint", "fp32"]
 
-_SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
+SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
 _BUFFERS = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
 """Constants in older checkpoints that models no longer read."""
@@ -94,8 +94,15 @@ class LoadedModel:
         return digest([sha256(path) for path in self.weights])
 
 
-def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> LoadedModel:
-    """The model that `source` names. Raises ValueError, one line with the reason, if it is missing or unsafe."""
+def load_model(
+    source: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: Dtype = "checkpoint",
+    downloads: Path | None = None,
+) -> LoadedModel:
+    """The model that `source` names; one of the hub that its cache has not is downloaded there, or to `downloads`.
+    Raises ValueError, one line with the reason, if it is missing or unsafe."""
     folder = local_path(source)
     if (folder / RUN_CONFIG).exists():
         return _load_run(str(source), folder, device)
@@ -106,7 +113,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
         folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
         raise ValueError(f"model {str(source)!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
-    return _load_hf(str(source), _download(str(source)), device, dtype)
+    name, _, revision = str(source).partition("@")
+    return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype)
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:
@@ -133,7 +141,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     model = Decoder(config)
     model.load_state_dict(weights, strict=False)
     _check_finite(model, folder)
-    sizes = {name: getattr(config, name) for name in _SIZES}
+    sizes = {name: getattr(config, name) for name in SIZES}
     facts = Facts(family="sparsedepth", **sizes, max_len=None, params_total=_n_parameters(model), dtype="float32")
     probed = ProbedDecoder(model.to(device).eval())
     return LoadedModel(source=source, folder=folder, weights=[path], probed=probed, facts=facts, config=config)
@@ -328,19 +336,24 @@ def _without_predictors(names: Collection[str], config: Any, folder: Path) -> li
     return [name for name in names if name not in ahead]
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None, downloads: Path | None) -> Path:
     """The snapshot of a hub model: config first, so that unsupported models are refused before downloading weights."""
     check_transformers(version("transformers"))
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    def snapshot(*files: str, revision: str | None = None) -> Path:
+    cache = None if isinstance(try_to_load_from_cache(name, CONFIG, revision=revision), str) else downloads
+
+    def snapshot(*files: str, revision: str | None) -> Path:
         try:
-            return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+            return Path(snapshot_download(name, revision=revision, allow_patterns=list(files), cache_dir=cache))
         except Exception as error:  # network, permission and cache each raise their own
-            problem = f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)})"
-            raise ValueError(f"{problem}; check the name and the network, or name a folder") from None
+            at = f" at revision {revision!r}" if revision else ""
+            problem = f"model {name!r}{at} is not a local folder and cannot be downloaded from the hub ({_line(error)})"
+            closed = type(error).__name__ in ("GatedRepoError", "RepositoryNotFoundError")
+            fix = "ask for access on its page, then `hf auth login`" if closed else "check the name and the network"
+            raise ValueError(f"{problem}; {fix}, or name a folder") from None
 
-    first = snapshot(CONFIG)
+    first = snapshot(CONFIG, revision=revision)
     config = read_json(first / CONFIG)
     check_config(config, name)
     check_installed(config["model_type"])

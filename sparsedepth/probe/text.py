@@ -144,10 +144,11 @@ def tokens_to_measure(
     corpus: str | None = None,
     given: TokenArrays | None = None,
     begin: Callable[[], None] = lambda: None,
+    root: Path | None = None,
 ) -> Generator[MeasuredTokens]:
     """The given tokens, or held-out text of `corpus`; without either a run's own held-out text or task, else the
-    default text. `begin` is called before a text is read. Raises ValueError for ids outside the vocabulary, for
-    unusable text or tokenizers, and too few tokens."""
+    default text. `begin` is called before a text is read; its tokens are kept under `root`, if given. Raises
+    ValueError for ids outside the vocabulary, for unusable text or tokenizers, and too few tokens."""
     if given is not None:
         check_tokens(given, model)
         size, numbers = model.facts.vocab_size, (config.seq_len, config.val_tokens)
@@ -159,7 +160,7 @@ def tokens_to_measure(
         runs = model.folder.resolve().parent
         own = runs.parent / "data"
         is_own = model.config and runs.name == RUNS and (own.is_dir() or os.access(runs.parent, os.W_OK))
-        root = own if is_own else Path(scratch)
+        root = own if is_own else root or Path(scratch)
         n_tokens = config.measure_tokens + config.fit_tokens * (not FIT.isdisjoint(config.measures))
         source = measure_source(model, corpus, config.seq_len, n_tokens, root, config.val_tokens)
         yield MeasuredTokens(source, lambda: _counted(model, config, corpus, source))

@@ -17,6 +17,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig, known_measures
 from sparsedepth.config.section import Fields
 from sparsedepth.data.ngram_losses import losses_of
+from sparsedepth.data.text import TextSource
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
@@ -46,9 +47,10 @@ def measure_existing_model(
     out: Path | None = None,
     watch: Stopwatch | None = None,
     report: Callable[[float], None] = lambda done: None,
+    step: int = 0,
 ) -> MeasurementResult:
-    """All measures of the config on a model; `out`: folder of the record, whose time is that of `watch`; `report` gets
-    the share done. Raises ValueError for a model that computes NaN or infinity."""
+    """All measures of the config on a model, of this `step` if it is no run; `out`: folder of the record, whose time is
+    that of `watch`; `report` gets the share done. Raises ValueError for a model that computes NaN or infinity."""
     watch = watch or Stopwatch()
     source = tokens.source
     scored = source.held_out(config.seq_len, config.measure_tokens)
@@ -59,7 +61,7 @@ def measure_existing_model(
         config,
         source.held_out,
         source.bytes_per_token,
-        step=0 if model.config is None else model.config.n_steps,
+        step=step if model.config is None else model.config.n_steps,
         eod=source.eod,
         progress=report,
     )
@@ -67,7 +69,7 @@ def measure_existing_model(
         found.summary.update(losses_of(tokens.counted()))
     if out is not None:
         facts = measured_model(model, config, source.data_hash)
-        write_measured(out, facts, found, watch, model.probed.device)
+        write_measured(out, facts, found, watch, model.probed.device, model_facts(model, tokens))
     given = source if isinstance(source, TokenArrays) else None
     return MeasurementResult(loaded=model, given=given, config=config, measurements=found, n_tokens=scored.n_scored)
 
@@ -107,6 +109,18 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
                     f"{loaded.source} computes NaN or infinity {where} on the first sequence, so it cannot be scored; "
                     "check its configuration for a wrong number, and its weights for too large values"
                 )
+
+
+def model_facts(loaded: LoadedModel, tokens: MeasuredTokens) -> Fields:
+    """What a record's manifest says of a model of others, and of the text."""
+    source = tokens.source
+    return {
+        "checkpoint": loaded.source,
+        "family": loaded.facts.family,
+        "weights_dtype": loaded.facts.dtype,
+        "weights_hash": loaded.weights_hash,
+        "text": source.corpus.manifest.corpus if isinstance(source, TextSource) else None,
+    }
 
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:

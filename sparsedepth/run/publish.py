@@ -122,11 +122,17 @@ def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> Fie
 
 
 def write_measured(
-    out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
+    out: Path,
+    model: MeasuredModel,
+    measurements: Measurements,
+    watch: Stopwatch,
+    device: torch.device,
+    facts: Fields | None = None,
 ) -> None:
-    """Write the record of a model that was measured, in fp32, with the files of its tables."""
+    """Write the record of a model that was measured, in fp32, with the files of its tables and `facts` of the model."""
     runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
-    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash, model.measures)}
+    made = provenance(model.run_id, model.data_hash, model.measures)
+    manifest = {**watch.facts(), **device_facts(runtime), **made, **(facts or {})}
     run_record.save_measured(out, model, measurements.summary, manifest, measurements.tables())
 
 

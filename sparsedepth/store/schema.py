@@ -40,6 +40,11 @@ MANIFEST_COLUMNS = (
     _of_runs("node_hours", _NODE_HOURS, "h"),
     _text("packages", "versions of the packages used, as JSON (manifest)"),
     _text("plugins", "code and file of the plugins that made a measure or the task, as JSON (manifest)"),
+    _text("checkpoint", "of a model of others: its name or folder, with @REVISION (manifest)"),
+    _text("family", "of a model of others: the model_type of its config (manifest)"),
+    _text("weights_dtype", "of a model of others: dtype of its layers' weights, which are computed in fp32 (manifest)"),
+    _text("weights_hash", "of a model of others: digest of its weight files (manifest)"),
+    _text("text", "of a model of others: the text that it was measured on; NULL for given tokens (manifest)"),
 )
 """The columns of `runs` that come from the manifest."""
 

@@ -296,7 +296,7 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     if not absent:
         return runs.select(schema.names)
     fields = RunConfig.model_fields
-    later = {"plugins", *(column.name for column in quantities.RUNS)}
+    later = {column.name for column in (*MANIFEST_COLUMNS, *quantities.RUNS)}
     if missing := [field.name for field in absent if field.name not in fields and field.name not in later]:
         raise OtherColumns(missing[0])
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}

@@ -6,6 +6,7 @@
 A point's run_id is the hash of name, step and what is known, so the same call after a crash finds what is there."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,15 @@ class Points:
     def has(self, step: int, measured: dict[str, Any]) -> bool:
         return is_complete(run_folder(self.out, self.training.run_at(step, measured).run_id))
 
-    def write(self, step: int, measured: dict[str, Any], found: Measurements, seconds: float, device: str) -> Path:
+    def write(
+        self,
+        step: int,
+        measured: dict[str, Any],
+        found: Measurements,
+        seconds: float,
+        device: str,
+        facts: Mapping[str, Any] = {},
+    ) -> Path:
         run = self.training.run_at(step, measured)
         manifest = {
             **provenance(run.run_id, self.training.data_hash),
@@ -103,6 +112,7 @@ class Points:
             "measured_by": code_version(),
             "device": device,
             "measuring_seconds": round(seconds, 3),
+            **facts,
         }
         tables: dict[Table, list[dict[str, Any]]] = found.tables()
         return save_imported(self.out, run, self.training.summary_at(step, found), manifest, tables)

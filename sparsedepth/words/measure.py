@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities import with_intervals
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import duration, wrapped
+from sparsedepth.words.price import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparsedepth.data.sequences import Sequences
     from sparsedepth.run.measure_existing_model import MeasurementResult
+    from sparsedepth.run.one_by_one import Told
     from sparsedepth.store.evals import Evaluation, Result
 
 
@@ -73,3 +75,14 @@ def evaluation_text(evaluation: "Evaluation", note: str) -> str:
 def metric_name(result: "Result", metric: str | None = None) -> str:
     """'acc', or with a filter of its answers 'exact_match, strict'."""
     return (metric or result.metric) + ("" if result.filter == "none" else f", {result.filter}")
+
+
+def told_text(told: "Told") -> str:
+    """'step1000: 2.1 s, 1.2 GB; 38 left, about 80 s and 46 GB': what a model cost, and the price of those left."""
+    known = told.known
+    if reason := known["reason"]:
+        return f"{told.name}: not measured: {reason}"
+    equal = f", the weights of {known['equal_to']}" if known.get("equal_to") else ""
+    price = f"about {duration(told.left * known['seconds'])} and {size(told.left * known['bytes'])}"
+    left = f"; {told.left} left, {price}" if told.left else ""
+    return f"{told.name}: {known['seconds']:.2g} s, {size(known['bytes'])}{equal}{left}"

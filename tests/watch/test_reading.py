@@ -80,7 +80,7 @@ def test_query_best_and_figures_read_them(folder, command, tmp_path):
 
 def test_there_is_no_history_without_a_watched_training(tmp_path):
     fill_sweep(tmp_path)
-    with pytest.raises(NothingToDraw, match="no training was watched in its loop"):
+    with pytest.raises(NothingToDraw, match="there are no points of a training"):
         sd.plot(tmp_path, figure="history")
 
 
