@@ -202,7 +202,7 @@ def by_layer(store: Store) -> Drawing:
 def by_step(runs: pd.DataFrame, values: pd.DataFrame, notes: str) -> Drawing:
     """From points of trainings that differ in nothing but their seed. As `by_depth`; setting: 'step N'."""
     steps = np.array(sorted(runs["steps"].unique()))
-    chosen = steps[np.linspace(0, len(steps) - 1, min(len(steps), MOST)).round().astype(int)]
+    chosen = steps[np.linspace(0, len(steps) - 1, min(len(steps), MOST - 1)).round().astype(int)]
     rows = values.merge(runs.loc[runs["steps"].isin(chosen), ["run_id", "n_layers", "steps", "seed"]], on="run_id")
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
     points = metric_intervals(rows.sort_values(["metric", "steps", "layer"]), ["steps", "layer"])

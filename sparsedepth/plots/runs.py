@@ -152,11 +152,11 @@ def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.Dat
 
 
 def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
-    """The rows of `layers` or `pairs` at the last step at which each run has each metric; of a trained one after its
+    """The rows of `layers` or `pairs` at the last step at which each run has each metric; of one of ours after its
     first step."""
     return store.frame(
         f"select * exclude (step) from {view} where ({condition}) and (step > 0 or run_id not in (select run_id from "
-        f"runs where {IS_TRAINED})) qualify step = max(step) over (partition by run_id, metric) order by all"
+        f"runs where {IS_TRAINED} and origin is null)) qualify step = max(step) over (partition by run_id, metric) order by all"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsedepth.files import digest, local_path
+from sparsedepth.files import digest, local_path, read_regular
 from sparsedepth.words.plain_text import did_you_mean
 
 _STEP = (
@@ -73,7 +73,8 @@ def _of_hub(name: str) -> dict[str, str]:
     except Exception as error:  # network, permission and names each raise their own
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "refs")
-    found = {str(path.relative_to(cached)): path.read_text().strip() for path in cached.rglob("*") if path.is_file()}
+    refs = [path for path in cached.rglob("*") if path.is_file()]
+    found = {str(path.relative_to(cached)): read_regular(path).decode().strip() for path in refs}
     if not found:
         fix = "check the name and the network; of a gated model, ask for access on its page, then `hf auth login`"
         raise ValueError(f"the hub does not list the revisions of {name!r} ({told}), nor does its cache; {fix}")

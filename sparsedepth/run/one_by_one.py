@@ -83,8 +83,8 @@ class Ledger:
         done = [other for other, known in self.models.items() if known.get("weights") == weights and other != name]
         return next((other for other in done if not self.models[other].get("equal_to")), None)
 
-    def table(self, out: Path, names: Sequence[str], columns: Sequence[str]) -> QueryResult:
-        """A row per name: these columns of its record in the store, and what else is known of it."""
+    def table(self, out: Path, names: Sequence[str], columns: Sequence[str], **own: Sequence[Any]) -> QueryResult:
+        """A row per name: its `own` columns, those of its record in the store, and what else is known of it."""
         known = {name: self.models.get(name, {}) for name in names}
         ids = ", ".join(f"'{each['run_id']}'" for each in known.values() if "run_id" in each)
         rows = dict[str, Known]()
@@ -92,7 +92,7 @@ class Ledger:
             with open_store(out) as store:
                 found = store.sql(f"SELECT run_id, {', '.join(columns)} FROM runs WHERE run_id IN ({ids})")
                 rows = {row["run_id"]: row for row in found.records()}
-        made = {"name": [*names]}
+        made = {"name": [*names], **own}
         for column in columns:
             made[column] = [rows.get(each.get("run_id", ""), {}).get(column) for each in known.values()]
         made["seconds"] = [each.get("seconds") for each in known.values()]

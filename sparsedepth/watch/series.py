@@ -63,7 +63,9 @@ class Series:
         for each in every:
             self._of_step.setdefault(each.step or 0, each.name)
         one_by_one(every[::-1], self.ledger, self._measured, tell)
-        return self.ledger.table(self.out, [each.name for each in every], ("steps", "tokens_trained", *SCORES))
+        return self.ledger.table(
+            self.out, [each.name for each in every], ("tokens_trained", *SCORES), step=[each.step for each in every]
+        )
 
     def _measured(self, revision: Revision) -> Known:
         """In its own process. Raises ValueError for a revision that is no point of this series."""

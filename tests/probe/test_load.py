@@ -297,7 +297,7 @@ def test_a_hub_model_lies_in_a_cache_of_links_and_is_refused_before_its_weights_
     snapshot.mkdir(parents=True)
     (cache / "blobs").mkdir()
 
-    def download(name, allow_patterns, revision=None):
+    def download(name, allow_patterns, revision=None, cache_dir=None):
         asked.append(allow_patterns)
         for file in ["config.json"] if "*.safetensors" not in allow_patterns else ["config.json", "model.safetensors"]:
             if not (snapshot / file).exists():

@@ -45,6 +45,7 @@ def series(run, ids, out, revisions="checkpoint-*", **options):
 def test_each_checkpoint_is_a_point_and_the_others_are_told(run, ids, tmp_path, capsys):
     rows = series(run, ids, tmp_path / "out", tokens_per_step=64, set={"seed": 3}).records()
     assert [row["name"].rpartition("-")[2] for row in rows] == ["0", "2", "5", "10", "30", "40"]
+    assert [row["step"] for row in rows] == [0, 2, 5, 10, 30, 40]
     assert [row["tokens_trained"] for row in rows] == [0, 128, None, 640, None, 2560]
     assert [row["causal_score"] is None for row in rows] == [False, False, True, False, True, False]
     assert rows[2]["note"] == "has the weights of checkpoint-40, and is measured there"
