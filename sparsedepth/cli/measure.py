@@ -77,7 +77,7 @@ class MeasureCommand:
     name: Annotated[str | None, typer.Option(help="with --revisions: of the training; default the model's")] = None
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="with --revisions: of an optimizer step")] = None
     keep: Annotated[
-        int | None, typer.Option(min=0, help="with --revisions: downloads to keep, such as 0; default all")
+        int | None, typer.Option(min=0, max=0, help="with --revisions: 0 deletes each download after use")
     ] = None
 
     def compute(self) -> "MeasurementResult | QueryResult":
@@ -154,10 +154,10 @@ class MeasureCommand:
             data=self.data,
             given=given,
             device=self.device,
-            keep=self.keep,
+            keeps_downloads=self.keep is None,
         )
         wanted = self.revisions.split(",") if isinstance(self.revisions, str) else self.revisions
-        return series.measure(wanted, lambda told: print(told_text(told), file=sys.stderr, flush=True))
+        return series.measure(wanted, lambda *told: print(told_text(*told), file=sys.stderr, flush=True))
 
 
 @option.command

@@ -8,7 +8,7 @@ Against lr all settings are drawn; a point is the mean over the seeds that every
 that tuning chose, or without tuning that of the lowest loss; a cross instead if it is the lowest or highest tried."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -192,47 +192,35 @@ def by_layer(store: Store) -> Drawing:
     proposal at each depth; of the points of one training, one line per step."""
     runs = compared_runs(store)
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
-    every = _points(store)
-    alike = [every[name].nunique() == 1 for name in ("n_layers", "setting")]
-    if all(alike) and runs["run_id"].isin(every["run_id"]).all() and every["steps"].nunique() > 1:
-        return by_step(every, *sound_values(store, every, metrics))
-    return by_depth(runs, *sound_values(store, runs, metrics), search_of(store.roots) is not None)
+    points, line = _points(store), "n_layers"
+    steps = np.array(sorted(points["steps"].unique()))
+    is_one = runs["run_id"].isin(points["run_id"]).all() and len(points[[line, "setting"]].drop_duplicates()) == 1
+    if is_one and len(steps) > 1:
+        chosen = steps[np.linspace(0, len(steps) - 1, min(len(steps), MOST - 1)).round().astype(int)]
+        runs, line = points[points["steps"].isin(chosen)], "steps"
+    return by_depth(runs, *sound_values(store, runs, metrics), search_of(store.roots) is not None, line)
 
 
-def by_step(runs: pd.DataFrame, values: pd.DataFrame, notes: str) -> Drawing:
-    """From points of trainings that differ in nothing but their seed. As `by_depth`; setting: 'step N'."""
-    steps = np.array(sorted(runs["steps"].unique()))
-    chosen = steps[np.linspace(0, len(steps) - 1, min(len(steps), MOST - 1)).round().astype(int)]
-    rows = values.merge(runs.loc[runs["steps"].isin(chosen), ["run_id", "n_layers", "steps", "seed"]], on="run_id")
-    rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
-    points = metric_intervals(rows.sort_values(["metric", "steps", "layer"]), ["steps", "layer"])
-    if points.empty:
-        raise NothingToDraw(f"no point has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
-    points = points.rename(columns={"metric": "panel"})
-    points = points.assign(x=points["layer"], setting=points["steps"].map("step {:,.0f}".format))
-    styles: dict[str, Style] = {
-        f"step {step:,.0f}": (colour, "o", "-") for step, colour in depth_colours(chosen).items()
-    }
-    kinds = [panel_of(name, x="whole", x_label="layer") for name in ORDER if (points["panel"] == name).any()]
-    return lines_drawing(points, kinds, notes, styles=styles)
-
-
-def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False) -> Drawing:
-    """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('N layers'), x
-    (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
+def by_depth(
+    runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False, line: str = "n_layers"
+) -> Drawing:
+    """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('4 layers', or
+    'step 100' for `line` steps), x (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
+    named = _layers if line == "n_layers" else "step {:,.0f}".format
+    keys = [*dict.fromkeys((line, "n_layers"))]
     finished = runs[runs["outcome"] == "ok"]
     rank = pd.to_numeric(finished[loss_of(runs)], errors="coerce") if is_search else finished["setting"].map(n_changed)
-    chosen = finished[rank == rank.groupby(finished["n_layers"]).transform("min")]
-    rows = values.merge(chosen[["run_id", "n_layers", "seed"]], on="run_id")
+    chosen = finished[rank == rank.groupby(finished[line]).transform("min")]
+    rows = values.merge(chosen[["run_id", *keys, "seed"]], on="run_id")
     # The last layer has no later one to affect: its NULL is no missing value.
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
-    points = metric_intervals(rows.sort_values(["metric", "n_layers", "layer"]), ["n_layers", "layer"])
+    points = metric_intervals(rows.sort_values(["metric", *keys, "layer"]), [*keys, "layer"])
     if points.empty:
         raise NothingToDraw(f"no finished run has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
     points = points.rename(columns={"metric": "panel"}).assign(
         x=points["layer"] / points["n_layers"],
-        setting=points["n_layers"].map(lambda n: counted(n, "layer")),
-        lr=points["n_layers"].map(chosen.groupby("n_layers")["lr"].median()),
+        setting=points[line].map(named),
+        lr=points[line].map(chosen.groupby(line)["lr"].median()),
     )
 
     def draw_threshold(axis: Any, _: pd.DataFrame) -> None:
@@ -245,7 +233,7 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
         if (points["panel"] == name).any()
     ]
     text = by_layer_caption(points, is_search) + notes
-    return lines_drawing(points, kinds, text, styles=depth_styles(points["n_layers"]))
+    return lines_drawing(points, kinds, text, styles=depth_styles(points[line], named))
 
 
 def _points(store: Store) -> pd.DataFrame:
@@ -279,9 +267,13 @@ def history(store: Store) -> Drawing:
     return lines_drawing(points, [panel_of(name, **look) for name in names])
 
 
-def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
+def _layers(n: int) -> str:
+    return counted(n, "layer")
+
+
+def depth_styles(depths: Iterable[int], named: Callable[[int], str] = _layers) -> dict[str, Style]:
     """A line for each depth, deep ones dark."""
-    return {counted(depth, "layer"): (colour, "o", "-") for depth, colour in depth_colours(depths).items()}
+    return {named(depth): (colour, "o", "-") for depth, colour in depth_colours(depths).items()}
 
 
 def learning_rate(store: Store) -> Drawing:

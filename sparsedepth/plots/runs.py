@@ -156,7 +156,8 @@ def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
     first step."""
     return store.frame(
         f"select * exclude (step) from {view} where ({condition}) and (step > 0 or run_id not in (select run_id from "
-        f"runs where {IS_TRAINED} and origin is null)) qualify step = max(step) over (partition by run_id, metric) order by all"
+        f"runs where {IS_TRAINED} and origin is null)) "
+        "qualify step = max(step) over (partition by run_id, metric) order by all"
     )
 
 

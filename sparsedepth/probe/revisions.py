@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.files import digest, local_path, read_regular
-from sparsedepth.words.plain_text import did_you_mean
 
 _STEP = (
     re.compile(r"step[-_]?(\d+)(?![\d.]*[kmb])", re.IGNORECASE),
@@ -41,23 +40,19 @@ def revisions(model: str, wanted: Sequence[str]) -> list[Revision]:
     for each in wanted:
         found = fnmatch.filter(known, each)
         if not found and re.search(r"[*?[]", each):
-            hint = did_you_mean(each, known, f"it has {', '.join(sorted(known)[:5]) or 'none'}")
-            raise ValueError(f"--revisions {each!r}: no revision of {model!r} fits; {hint}")
+            raise ValueError(f"--revisions {each!r}: none of {model!r} fits; it has {', '.join(sorted(known)[:5])}")
         names |= dict.fromkeys(sorted(found) or [each])
-    return [
-        Revision(
-            name=name, source=str(folder / name) if folder.is_dir() else f"{model}@{name}", key=known.get(name, name)
-        )
-        for name in names
-    ]
+    source = f"{folder}/{{}}" if folder.is_dir() else f"{model}@{{}}"
+    return [Revision(name=name, source=source.format(name), key=known.get(name, name)) for name in names]
 
 
 def _checkpoints(folder: Path) -> dict[str, str]:
-    """The folders in it -> a digest of names, sizes and times of their files."""
+    """The folders in it -> `files_key`."""
     return {place.name: files_key(place) for place in folder.iterdir() if place.is_dir() and place.name[0] != "."}
 
 
 def files_key(folder: Path) -> str:
+    """A digest of names, sizes and times of the files in a folder."""
     files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
     return digest([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files])
 
@@ -79,13 +74,3 @@ def _of_hub(name: str) -> dict[str, str]:
         fix = "check the name and the network; of a gated model, ask for access on its page, then `hf auth login`"
         raise ValueError(f"the hub does not list the revisions of {name!r} ({told}), nor does its cache; {fix}")
     return found
-
-
-def keep_newest(cache: Path, n: int) -> None:
-    """Deletes all but the last `n` revisions in a cache of the hub."""
-    from huggingface_hub import scan_cache_dir
-
-    found = scan_cache_dir(cache)
-    every = [revision for repository in found.repos for revision in repository.revisions]
-    old = sorted(every, key=lambda revision: revision.last_modified, reverse=True)[n:]
-    found.delete_revisions(*(revision.commit_hash for revision in old)).execute()

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from sparsedepth.data.sequences import Sequences
     from sparsedepth.run.measure_existing_model import MeasurementResult
-    from sparsedepth.run.one_by_one import Told
     from sparsedepth.store.evals import Evaluation, Result
 
 
@@ -77,12 +76,11 @@ def metric_name(result: "Result", metric: str | None = None) -> str:
     return (metric or result.metric) + ("" if result.filter == "none" else f", {result.filter}")
 
 
-def told_text(told: "Told") -> str:
+def told_text(name: str, known: "Mapping[str, Any]", left: int) -> str:
     """'step1000: 2.1 s, 1.2 GB; 38 left, about 80 s and 46 GB': what a model cost, and the price of those left."""
-    known = told.known
     if reason := known["reason"]:
-        return f"{told.name}: not measured: {reason}"
-    equal = f", the weights of {known['equal_to']}" if known.get("equal_to") else ""
-    price = f"about {duration(told.left * known['seconds'])} and {size(told.left * known['bytes'])}"
-    left = f"; {told.left} left, {price}" if told.left else ""
-    return f"{told.name}: {known['seconds']:.2g} s, {size(known['bytes'])}{equal}{left}"
+        return f"{name}: not measured: {reason}"
+    equal = f", the weights of {known['equal_to']}" if known["equal_to"] else ""
+    seconds, n_bytes = known["seconds"], known["bytes"]
+    price = f"; {left} left, about {duration(left * seconds)} and {size(left * n_bytes)}" if left else ""
+    return f"{name}: {seconds:.2g} s, {size(n_bytes)}{equal}{price}"

@@ -68,8 +68,8 @@ def test_each_checkpoint_is_a_point_and_the_others_are_told(run, ids, tmp_path, 
 
 def test_the_same_call_measures_what_is_left_and_nothing_twice(run, ids, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    work, calls = one_by_one.own_process, []
-    monkeypatch.setattr(one_by_one, "own_process", lambda each: calls.append(1) or work(each))
+    work, calls = one_by_one._own_process, []
+    monkeypatch.setattr(one_by_one, "_own_process", lambda each: calls.append(1) or work(each))
     first = series(run, ids, out, "checkpoint-10,checkpoint-2")
     assert len(calls) == 2
     made = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/complete")}
@@ -84,7 +84,7 @@ def test_the_same_call_measures_what_is_left_and_nothing_twice(run, ids, tmp_pat
     ]
     assert all(path.stat().st_mtime_ns == before for path, before in made.items())
     for changes, told in (({"tokens_per_step": 8}, "tokens_per_step"), ({"set": {"seed": 1}}, "seed")):
-        with pytest.raises(ValueError, match=f"has 'run' with other settings .*{told}.*give another -o"):
+        with pytest.raises(ValueError, match=f"has 'run' with another {told}=.*, now .*; give another -o"):
             series(run, ids, out, **changes)
 
 
@@ -122,7 +122,7 @@ def test_a_killed_model_costs_its_row(run, ids, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "load_model", load)
     rows = series(run, ids, tmp_path / "out", "checkpoint-0,checkpoint-2").records()
-    assert rows[0]["note"] is None and "its process ended by signal 9, as where memory runs out" in rows[1]["note"]
+    assert rows[0]["note"] is None and "its process ended with -9, as where memory runs out" in rows[1]["note"]
 
 
 def test_a_hubs_cache_is_read_offline_by_name(run, ids, tmp_path, monkeypatch):
@@ -138,7 +138,7 @@ def test_a_hubs_cache_is_read_offline_by_name(run, ids, tmp_path, monkeypatch):
     assert rows[0]["causal_score"] and rows[2]["causal_score"]
     alone = sd.measure("some/model@step10", tokens=ids, measures=MEASURES, device="cpu")
     assert alone.measurements.summary["causal_score"] == rows[2]["causal_score"]
-    with pytest.raises(ValueError, match=r"--revisions 'stop\*': no revision of 'some/model' fits; did you mean 'step"):
+    with pytest.raises(ValueError, match=r"'stop\*': none of 'some/model' fits; it has main, step10, step2"):
         series("some/model", ids, tmp_path / "out", "stop*")
     with pytest.raises(ValueError, match=r"does not list the revisions of 'no/model' .*nor does its cache.*hf auth"):
         series("no/model", ids, tmp_path / "out", "stop*")
@@ -165,10 +165,7 @@ def test_downloads_are_deleted_after_use_and_those_of_the_user_stay(run, ids, tm
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     rows = series("some/model", ids, tmp_path / "out", "step2,step10,step40", keep=0).records()
     assert [row["note"] for row in rows] == [None] * 3
-    assert len([*hub.glob("*/snapshots/*")]) == 1 and not [*(tmp_path / "out" / "downloads").glob("*/blobs/*")]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    rows = series("some/model", ids, tmp_path / "out", "step2,step10,step40,step41").records()
-    assert "the disk has 1 bytes free, and a revision 74,424" in rows[3]["note"]
+    assert len([*hub.glob("*/snapshots/*")]) == 1 and not (tmp_path / "out" / "downloads").exists()
 
 
 @pytest.mark.parametrize(
@@ -191,18 +188,17 @@ def test_what_is_no_series_is_a_row_or_one_line(run, ids, tmp_path, command, cap
     assert "has no config.json" in notes["checkpoint-7"] or "is neither a folder" in notes["checkpoint-7"]
     capsys.readouterr()
     for words, told in (
-        (("-o", tmp_path / "x", "--revisions", "nothing-*"), "no revision of"),
+        (("-o", tmp_path / "x", "--revisions", "nothing-*"), "fits; it has checkpoint-2"),
         (("--revisions", "*"), "--revisions needs -o DIR"),
         (("--keep", 0), "--keep is for several checkpoints; add --revisions"),
         (("-o", tmp_path / "x", "--revisions", "*", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
-        (("-o", tmp_path / "x", "--revisions", "*", "--keep", 0), "--keep deletes downloads, and"),
     ):
         _, err = command("measure", double, *words, code=2)
         assert told in err and err.count("\n") == 1
 
 
 def test_text_is_read_in_one_tokenizer(run, tmp_path):
-    """A revision with another one is a row, and the text is tokenised once for all others."""
+    """A revision with another one is a row with that reason."""
     mixed = tmp_path / "mixed"
     for step in (2, 10):
         shutil.copytree(run / f"checkpoint-{step}", mixed / f"checkpoint-{step}")
@@ -213,7 +209,7 @@ def test_text_is_read_in_one_tokenizer(run, tmp_path):
     rows = sd.measure(
         mixed, revisions="*", data=str(text), measures=MEASURES, out=tmp_path / "out", seq_len=16, set=sizes
     ).records()
-    assert rows[0]["note"] == "its tokenizer is not that of checkpoint-10, so it reads other tokens; give --tokens"
-    assert rows[1]["causal_score"] and len([*(tmp_path / "out" / "data").glob("*")]) == 1
+    assert "'mixed' in " in rows[0]["note"] and "is another training (tokens=" in rows[0]["note"]
+    assert rows[1]["causal_score"]
     with sd.open_store(tmp_path / "out") as store:
         assert store.sql("select text, measure_tokens from runs").rows == ((str(text), 128),)
