@@ -40,6 +40,7 @@ def proposals(runs: pd.DataFrame, search: SweepDefinition) -> pd.DataFrame:
     for name in search.objectives:
         frame[name] = pd.to_numeric(runs[name]).groupby(runs["cell_id"]).mean().where(is_complete)
     frame = frame.assign(n_seeds=cells.size(), started=cells["started"].min() if "started" in runs else "")
+    frame["run_id"] = cells["run_id"].agg(" ".join) if "run_id" in runs else ""
     frame = frame.sort_values("started", kind="stable").reset_index()
     return frame.assign(on_front=on_front(frame[list(search.objectives)].to_numpy(float), search.objectives))
 

@@ -218,6 +218,7 @@ FIGURES = {
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
         ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("slices", "points", "a search: the first objective in order of start, and against each axis"),
+        ("parallel", "points", "a search: every proposal as a line over its axes and objectives"),
         ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
         ("chain", "points", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
         ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN),

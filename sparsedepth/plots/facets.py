@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
-from sparsedepth.plots.page import Drawing, caption, panels, settings_legend
+from sparsedepth.plots.page import Drawing, caption, mark_id, panels, settings_legend
 from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import GREY, Style, axis_of_points, layer_ticks, log_scale, set_layer_scale, setting_styles
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
-from sparsedepth.words.captions import means_text
+from sparsedepth.words.captions import means_text, point_text
 from sparsedepth.words.scaling import flops_text
 
 
@@ -113,6 +113,9 @@ def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, 
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
     for i, name in enumerate(settings):
         _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
+    axis.marks = shown[["x"]].assign(
+        y=rows["mean"], group=rows["setting"], text=[point_text(kind, row) for row in rows.to_dict("records")]
+    )
     ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
     set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
     low, high = kind.range or axis.get_ylim()
@@ -149,12 +152,13 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         markeredgewidth=0,
         markevery=shown,
         zorder=order,
+        gid=(gid := mark_id(line["setting"].iloc[0])),
     )
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
-        axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1)
+        axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1, gid=gid)
     elif has_interval:
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, gid=gid)
 
 
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:

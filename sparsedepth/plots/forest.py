@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, mark_id, panels
 from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs, settings_in_order
 from sparsedepth.plots.style import GREY, depth_colours, log_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
@@ -21,9 +21,10 @@ from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import UsableForm, usable_forms
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.captions import LONGEST, effects_caption, escaped, folded, lr_change, shortened
+from sparsedepth.words.captions import LONGEST, effect_mark, effects_caption, escaped, folded, lr_change, shortened
 from sparsedepth.words.degeneracy import degeneracy_caption
 from sparsedepth.words.effects import nothing_text
+from sparsedepth.words.plain_text import counted
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -95,10 +96,20 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
 
 
 def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> None:
-    colour = rows["n_layers"].map(colours)
-    axis.hlines(rows["y"], rows["lo"], rows["hi"], color=colour, linewidth=1.4)
-    face = colour.where(rows["verdict"].isin(["lower", "higher"]), "white")
-    axis.scatter(rows["estimate"], rows["y"], s=20, color=face, edgecolor=colour, zorder=3)
+    for depth, colour in colours.items():
+        part, gid = rows[rows["n_layers"] == depth], mark_id(counted(depth, "layer"))
+        axis.hlines(part["y"], part["lo"], part["hi"], color=colour, linewidth=1.4, gid=gid)
+        face = np.where(part["verdict"].isin(["lower", "higher"]), colour, "white")
+        axis.scatter(part["estimate"], part["y"], s=20, color=face, edgecolor=colour, zorder=3, gid=gid)
+    has_ratios = bool((rows["unit"] == LOG_UNIT).any())
+    axis.marks = pd.DataFrame(
+        {
+            "x": rows["estimate"],
+            "y": rows["y"],
+            "group": [counted(depth, "layer") for depth in rows["n_layers"]],
+            "text": [effect_mark(row, has_ratios) for row in rows.to_dict("records")],
+        }
+    )
     for row in rows[rows["lr_change"] != ""].itertuples() if not is_paper() else ():  # at the panel's right end
         at_end = axis.get_yaxis_transform()
         axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, transform=at_end, va="center")

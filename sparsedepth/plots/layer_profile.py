@@ -162,7 +162,7 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     relative = sorted(RELATIVE_ROWS & {*rows["name"], *profile.matrices})
     forms = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))
     notes = layer_metrics_caption(forms, SMALL_LOSS)
-    page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
+    page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.985, ha="left", fontsize=10)
     caption(page, profile_caption(profile, degenerate, notes, int(rows["value"].count() - shown["value"].count())))
     return page
 

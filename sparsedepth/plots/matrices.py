@@ -117,8 +117,7 @@ def as_matrix(pairs: pd.DataFrame, metric: str, n_layers: int) -> np.ndarray:
 
 def draw_matrix(axis: Any, metric: str, matrix: np.ndarray, norm: Normalize) -> Any:
     """Draw a metric by pair, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
-    image, which the colour bar needs. Not by seaborn, which draws the whole page for each matrix; cells are pixels in a
-    picture of lines, since thousands of squares are slow."""
+    image, which the colour bar needs. Cells are pixels in a picture of lines, since thousands of squares are slow."""
     first = _first(metric)
     is_missing = np.isnan(matrix) & pairs_that_exist(metric, len(matrix) - 1)
     edges = np.arange(first, len(matrix) + 1) - 0.5

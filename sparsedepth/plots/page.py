@@ -23,6 +23,8 @@ from sparsedepth.words.plain_text import counted
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
+MOST_MARKS = 1500
+"""Points of a panel that answer to the pointer."""
 NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
 
@@ -149,6 +151,44 @@ class Rendered(NamedTuple):
     page: Figure
     caption: str
     pictures: list[bytes]
+
+
+class Marks(NamedTuple):
+    """What a page answers to the pointer; its artists with a gid of `mark_id` are switched with their group."""
+
+    groups: list[str]
+    kinds: list[str]
+    points: list[tuple[float, float, int, int, str, str]]
+    """x, y [points of the page, from its upper left corner], number of the group and the kind, text, run ids"""
+    n_left_out: int
+    """Beyond MOST_MARKS of a panel."""
+
+
+def mark_id(group: str, kind: str = "") -> str:
+    """The gid of an artist: its group, such as a setting or a depth, and within a group its kind."""
+    return f"mark:{group}:{kind}"
+
+
+def marks_of(page: Figure) -> Marks:
+    """Of the panels with an attribute `marks`, a frame: x, y, group, text, and kind and runs where there are any."""
+    width, height = page.bbox.size
+    found = []
+    n_left_out = 0
+    for axis in page.axes:
+        if (rows := getattr(axis, "marks", None)) is None:
+            continue
+        n_left_out += max(0, len(rows) - MOST_MARKS)
+        rows = rows.iloc[:: -(-len(rows) // MOST_MARKS) or 1]
+        at = axis.transData.transform(rows[["x", "y"]].to_numpy(float))
+        at[:, 1] = height - at[:, 1]
+        rows = rows.reindex(columns=["group", "kind", "text", "runs"], fill_value="")
+        inside = (at > 0).all(1) & (at < (width, height)).all(1)  # NaN is not
+        found.append(rows.assign(x=at[:, 0] * 72 / page.dpi, y=at[:, 1] * 72 / page.dpi)[inside])
+    rows = pd.concat(found or [pd.DataFrame(columns=["group", "kind", "text", "runs", "x", "y"])])
+    groups, kinds = ([*dict.fromkeys(rows[name])] for name in ("group", "kind"))
+    places = zip(rows["x"].round(1), rows["y"].round(1), strict=True)
+    codes = zip(rows["group"].map(groups.index), rows["kind"].map(kinds.index), rows["text"], rows["runs"], strict=True)
+    return Marks(groups, kinds, [(*at, *of) for at, of in zip(places, codes, strict=True)], n_left_out)
 
 
 def render(build: Callable[[], Figure], *suffixes: str, for_paper: bool = False) -> Rendered:

@@ -7,8 +7,8 @@ scales of the axes. A degenerate score has neither.
 `pareto`: a configuration is on the front of loss, usefulness and cost, or of the objectives of a search, if no other is
 at least as good in all and better in one. The line in a panel is the front of its two quantities alone.
 
-`slices`: of a search, its first objective in order of start and along each axis. Deviates: not Optuna's, which is too
-wide for a page and has no place for a caption."""
+`slices`: of a search, its first objective in order of start and along each axis; `parallel`: a line for each proposal.
+Deviates: not Optuna's, which are too wide for a page and have no place for a caption."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -25,12 +25,13 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.chain import link
 from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, mark_id, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, compared_runs, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import (
     GREY,
     SERIES,
     depth_colours,
+    depth_map,
     kind_markers,
     log_scale,
     set_layer_scale,
@@ -46,14 +47,19 @@ from sparsedepth.store.subject import is_imported
 from sparsedepth.words.captions import (
     chain_caption,
     escaped,
+    folded,
     front_caption,
     link_title,
     models_note,
     not_shown,
+    parallel_caption,
+    run_text,
     shortened,
     slices_caption,
 )
 from sparsedepth.words.degeneracy import degeneracy_caption
+from sparsedepth.words.plain_text import counted
+from sparsedepth.words.values import assignment
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -82,21 +88,22 @@ def sound_panels(
 
 def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
     """The runs, or configurations, that have both: the colour is the depth, the shape what they changed."""
-    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
-
-    scatterplot(
-        rows,
-        x=x,
-        y=y,
-        ax=axis,
-        legend=False,
-        hue="n_layers",
-        palette=depth_colours(rows["n_layers"]),
-        style="kind",
-        markers=kind_markers(rows["kind"]),
-        edgecolor="white",
-        linewidth=0.3,
-        **look,
+    colours, markers = depth_colours(rows["n_layers"]), kind_markers(rows["kind"])
+    shown = rows.dropna(subset=[x, y])
+    for kind, part in shown.groupby("kind"):
+        for depth in sorted({*part["n_layers"]}):
+            own = part[part["n_layers"] == depth]
+            look |= {"marker": markers[str(kind)], "gid": mark_id(counted(depth, "layer"), str(kind))}
+            axis.scatter(own[x], own[y], color=colours[depth], edgecolor="white", linewidth=0.3, **look)
+    axis.marks = pd.DataFrame(
+        {
+            "x": shown[x],
+            "y": shown[y],
+            "group": [counted(depth, "layer") for depth in shown["n_layers"]],
+            "kind": shown["kind"],
+            "text": [run_text(row, x, y) for row in shown.to_dict("records")],
+            "runs": shown["run_id"],
+        }
     )
 
 
@@ -200,7 +207,8 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
     else:
         pairs, forms = sound_panels(TRADES, runs, runs)
     by_cell = complete.groupby("cell_id")
-    cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
+    cells = by_cell[["n_layers", "kind", "setting"]].first().assign(n_seeds=by_cell.size())
+    cells["run_id"] = by_cell["run_id"].agg(" ".join)
     drawn = [usable.form for usable in forms.values()]
     for name in drawn:
         found = intervals(complete[["cell_id", "seed"]].assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
@@ -215,7 +223,8 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
     cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
     noun = "proposal" if objectives else "configuration"
     notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms.values())
-    return Drawing(data=cells.reset_index(), page=partial(page_of_front, cells, pairs, noun, notes))
+    data = cells.drop(columns=["setting", "run_id"]).reset_index()
+    return Drawing(data=data, page=partial(page_of_front, cells, pairs, noun, notes))
 
 
 def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: str, notes: str) -> Figure:
@@ -256,8 +265,22 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
 
 
 def slices(store: Store) -> Drawing:
-    """The first objective of a search in order of start, with the best so far, and against each axis. Raises
-    NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
+    """The first objective of a search in order of start, with the best so far, and against each axis."""
+    search, frame, notes = _searched(store)
+    data = frame[["cell_id", *options_of(frame, search), *search.objectives, "proposal", "best_so_far"]]
+    return Drawing(data=data, page=partial(page_of_slices, search, frame, notes))
+
+
+def parallel(store: Store) -> Drawing:
+    """Every proposal of a search as a line over its axes and its objectives."""
+    search, frame, notes = _searched(store)
+    data = frame[["cell_id", *options_of(frame, search), *search.objectives, "on_front"]]
+    return Drawing(data=data, page=partial(page_of_parallel, search, frame, notes))
+
+
+def _searched(store: Store) -> tuple[SweepDefinition, pd.DataFrame, str]:
+    """The search of a folder, its finished proposals, and a note on degenerate objectives. Raises NothingToDraw for a
+    folder without a search, or with fewer than two finished proposals."""
     search = search_of(store.roots)
     if search is None:
         raise NothingToDraw(f"no sampler of one search filled {', '.join(map(str, store.roots))}")
@@ -265,9 +288,7 @@ def slices(store: Store) -> Drawing:
     frame = numbered(proposals(runs, search), search.objectives[0])
     if len(frame) < 2:
         raise NothingToDraw("fewer than two proposals finished")
-    data = frame[["cell_id", *options_of(frame, search), *search.objectives, "proposal", "best_so_far"]]
-    notes = degeneracy_caption(usable_forms(search.objectives, runs, may_replace=False).values())
-    return Drawing(data=data, page=partial(page_of_slices, search, frame, notes))
+    return search, frame, degeneracy_caption(usable_forms(search.objectives, runs, may_replace=False).values())
 
 
 def numbered(frame: pd.DataFrame, objective: str) -> pd.DataFrame:
@@ -302,6 +323,44 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
     return page
 
 
+def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
+    """An axis for each varied field and each objective, from its least to its greatest value; choices in order."""
+    options = options_of(frame, search)
+    names = [*options, *search.objectives]
+    page, (axis,) = panels(1, 1, 1.3 * len(names), 3.6)
+    axis.grid(False)
+    heights = pd.DataFrame(index=frame.index, columns=names, dtype=float)
+    for i, name in enumerate(names):
+        space = search.axes.get(name)
+        choices = [value for value in options.get(name, ()) if value is not None]
+        is_choice = name in options and not isinstance(space, Interval)
+        values = frame[name].map({value: k for k, value in enumerate(choices)}) if is_choice else frame[name]
+        is_ordered_by_factor = isinstance(space, Interval) and space.log
+        values = pd.to_numeric(np.log(values.astype(float)) if is_ordered_by_factor else values).astype(float)
+        low, high = values.min(), values.max()
+        heights[name] = (values - low) / (high - low) if high > low else 0.5
+        ends = (choices[0], choices[-1]) if is_choice else (frame[name].min(), frame[name].max())
+        for height, end, side in zip((0, 1), ends, ("top", "bottom"), strict=True):
+            text = f"{end:.3g}" if isinstance(end, float) else escaped(shortened(str(end)))
+            axis.text(i, height + 0.03 * (2 * height - 1), text, ha="center", va=side, fontsize=8, color=GREY)
+        axis.axvline(i, color=GREY, linewidth=0.8, zorder=0)
+    loss = -sign(search.objectives[0]) * frame[search.objectives[0]]
+    shades = depth_map()(1 - loss.rank(pct=True))
+    for (i, line), colour in zip(heights.iterrows(), shades, strict=True):
+        look = {"linewidth": 2.2 if frame["on_front"][i] else 0.9, "gid": mark_id(f"proposal {frame['proposal'][i]}")}
+        axis.plot(range(len(names)), line, color=colour, **look)
+    texts = [", ".join(assignment(name, row[name]) for name in names) for row in frame.to_dict("records")]
+    of_line = pd.DataFrame(
+        {"group": [f"proposal {n}" for n in frame["proposal"]], "text": texts, "runs": frame["run_id"]}, frame.index
+    )
+    axis.marks = pd.concat([of_line.assign(x=i, y=heights[name]) for i, name in enumerate(names)], ignore_index=True)
+    axis.set(xlim=(-0.3, len(names) - 0.7), ylim=(-0.12, 1.12), yticks=[])
+    axis.set_xticks(range(len(names)), [folded(name.replace("_", " "), 14) for name in names])
+    axis.spines[:].set_visible(False)
+    caption(page, parallel_caption(len(frame), search.objectives[0]) + notes)
+    return page
+
+
 def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:
     axis.scatter(
         x,
@@ -313,6 +372,11 @@ def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_p
         vmax=n_proposals - 1,
         edgecolor="grey",
         linewidth=0.5,
+        gid=mark_id("proposals"),
+    )
+    texts = [f"proposal {row['proposal']}: {objective} {row[objective]:.4g}" for row in rows.to_dict("records")]
+    axis.marks = pd.DataFrame(
+        {"x": x, "y": rows[objective], "group": "proposals", "text": texts, "runs": rows["run_id"]}
     )
     axis.set_ylabel(axis_label(objective))
     if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0

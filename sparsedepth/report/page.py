@@ -1,7 +1,8 @@
 """The report as one HTML file: no external asset, no network, the same file for the same results.
 
-Pictures are data URIs (SVG, or PNG if the SVG would be large), their numbers CSV links. The template escapes names from
-the store; the content policy of the page allows no script but its own, and loads nothing.
+Pictures are SVG (with a PNG in it if it would be large), their numbers CSV links; what they answer to the pointer is
+JSON. The template escapes names from the store, matplotlib those in pictures; the content policy of the page allows no
+script but its own, and loads nothing.
 
 `report --watch` rewrites the page while sweeps run, until no run is left: aside and renamed, so that a browser never
 sees half of it; its own script loads it again. The progress on it is of each writing. Rows and figures are made again
@@ -11,6 +12,7 @@ sweep. The last page is that of `report`."""
 import base64
 import hashlib
 import math
+import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, Progress, default_figure, drawable, silent
-from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
+from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, marks_of, render
 from sparsedepth.recipe.card import Card, read_card, recipe_table
 from sparsedepth.recipe.files import to_yaml
 from sparsedepth.report.content import content
@@ -87,6 +89,9 @@ def parts_of(
     pictures, not_drawn = draw_pictures(
         store, lambda name, done: progress(f"figure {name}", CONTENT_SHARE + done * (1 - CONTENT_SHARE))
     )
+    answers = {line.figure: line.answer for line in reversed(report.answers)}
+    for picture in pictures:
+        picture["result"] = answers.get(picture["name"], picture["caption"])
     advice = advice_of(report.card) if report.card else None
     return {"report": report, "pictures": pictures, "not_drawn": not_drawn, "advice": advice}
 
@@ -95,7 +100,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
     """The page of `folders`, of which `parts` (None: no run is complete) and, while it is watched, `live` are shown.
     Values from the store are text, never markup."""
     package = files("sparsedepth.report")
-    scripts = ("tables.js", "reload.js") if live and live["seconds"] else ("tables.js",)
+    scripts = ("tables.js", "figures.js", *["reload.js"] * bool(live and live["seconds"]))
     script = "".join((package / name).read_text() for name in scripts)
     definitions = [definition for folder in folders if (definition := readable_definition(folder))]
     environment = Environment(
@@ -158,7 +163,7 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
                 {
                     "name": name,
                     "meaning": FIGURES[name].meaning,
-                    **draw_image(found),
+                    **draw_image(name, found),
                     "numbers": data_uri(csv_bytes(found.data), "text/csv"),
                     "n_rows": len(found.data),
                 }
@@ -166,15 +171,27 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
     return pictures, absent
 
 
-def draw_image(drawing: Drawing) -> Fields:
-    """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
-    page, _, (content,) = render(drawing.page, ".svg")
-    kind = "image/svg+xml"
+def draw_image(name: str, drawing: Drawing) -> Fields:
+    """What is inside the SVG of the figure, its size in points, its caption, and its marks."""
+    page, notes, (content,) = render(drawing.page, ".svg")
+    width, height = (round(72 * float(inches), 1) for inches in page.get_size_inches())
     if len(content) > LARGEST_SVG:
-        (content,) = render(drawing.page, ".png").pictures
-        kind = "image/png"
-    width, height = page.get_size_inches()
-    return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
+        uri = data_uri(render(drawing.page, ".png").pictures[0], "image/png")
+        inside = f'<image href="{uri}" width="{width}" height="{height}"/>'
+    else:
+        inside = inside_svg(name, content.decode())
+    marks = marks_of(page)._asdict()
+    return {"svg": Markup(inside), "width": width, "height": height, "caption": notes, "marks": marks}
+
+
+def inside_svg(name: str, svg: str) -> str:
+    """What matplotlib wrote between the tags of its SVG, as a part of a page: without what is for a file alone, without
+    names but those of marks (`plots.page.mark_id`) and of parts used again, which are of this figure."""
+    inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
+    inside = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", inside, flags=re.DOTALL)
+    inside = inside.replace('id="mark:', 'data-mark="').replace("xlink:href", "href")
+    inside = re.sub(r'<g id="[^"]*">', "<g>", inside)
+    return re.sub(r'(id="|#)([a-z]+[0-9a-f]{10})', rf"\1{name}-\2", inside)
 
 
 def data_uri(content: bytes, kind: str) -> str:

@@ -12,6 +12,7 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     row,
     cells: [...row.cells].map(({ dataset: { key, unit } }) => ({ key, number: Number(key), unit: unit ?? "" })),
     text: row.textContent.toLowerCase(),
+    id: row.cells[0].textContent,
   }));
   const compare = (column, numeric, sign) => (one, other) => {
     const a = one.cells[column], b = other.cells[column];
@@ -47,7 +48,7 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean).map(condition);
     let count = 0;
     for (const each of rows) {
-      const isShown = wanted.every((meet) => meet(each)) && (!marked || marked.has(each.cells[0].key));
+      const isShown = wanted.every((meet) => meet(each)) && (!marked || marked.has(each.id));
       each.row.hidden = !isShown;
       count += isShown;
     }

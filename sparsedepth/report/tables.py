@@ -41,7 +41,7 @@ NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "recor
 
 NUMBER = re.compile(r"[x×]?([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: (?:[(±→]|->|to ).*)?")
 """A number in front, such as 'x1.23 (1.04 to 1.46)'."""
-DECIMALS = re.compile(r"([x×+]?)-?\d+\.(\d+)")
+DECIMALS = re.compile(r"([x×+]?)-?\d+(?:\.(\d+))?")
 
 
 class TableCell(NamedTuple):
@@ -104,11 +104,13 @@ def _aligned(cells: list[TableCell]) -> list[TableCell]:
     shown = [(each, DECIMALS.fullmatch(each.text)) for each in cells]
     found: dict[str, list[int]] = {}
     for each, match in shown:
-        if match:
+        if match and match[2]:
             found.setdefault(each.unit, []).append(len(match[2]))
     n_decimals = {unit: sorted(digits)[3 * len(digits) // 4] for unit, digits in found.items()}
     texts = [
-        f"{match[1].strip('+')}{each.key:{'+' * ('+' in match[1])}.{n_decimals[each.unit]}f}" if match else each.text
+        f"{match[1].strip('+')}{each.key:{'+' * ('+' in match[1])}.{n_decimals[each.unit]}f}"
+        if match and each.unit in n_decimals
+        else each.text
         for each, match in shown
     ]
     return [

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsedepth.effects.chain import Link
+    from sparsedepth.plots.facets import Panel
     from sparsedepth.plots.layer_profile import LayerProfile
     from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.scaling.fit_law import Bootstrap, FittedLaw
@@ -91,6 +92,31 @@ def means_text(points: "pd.DataFrame") -> str:
     most = points["n_seeds"].max()
     seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
+
+
+def point_text(panel: "Panel", row: Mapping[str, Any]) -> str:
+    """'n_layers 12: validation loss (nat/token) 0.531 (0.39 to 0.67), 3 seeds'"""
+    label = panel.y_label.replace("\n", " ")
+    ends = f" ({row['lo']:.4g} to {row['hi']:.4g})" if row["lo"] == row["lo"] else ""
+    return f"{panel.x_label} {row['x']:.4g}: {label} {row['mean']:.4g}{ends}, {counted(int(row['n_seeds']), 'seed')}"
+
+
+def run_text(row: Mapping[str, Any], x: str, y: str) -> str:
+    """'weight_decay=0.1: weight_sparsity 0.12, val_loss 1.23'"""
+    return f"{row.get('setting', '')}: {x} {row[x]:.4g}, {y} {row[y]:.4g}".removeprefix(": ")
+
+
+def effect_mark(row: Mapping[str, Any], has_ratios: bool) -> str:
+    """'depth_scale=lns: ×0.61 (0.4 to 0.9), lower'; ends are those drawn."""
+    ends = f" ({row['lo']:.3g} to {row['hi']:.3g})" if row["lo"] == row["lo"] else ""
+    return f"{row['setting']}: {'×' * has_ratios}{row['estimate']:.3g}{ends}, {row['verdict']}"
+
+
+def parallel_caption(n: int, objective: str) -> str:
+    return (
+        f"Each line: one of {counted(n, 'proposal')}, darker the better its {objective}; thick: on the front. Each "
+        "axis from its least to its greatest value."
+    )
 
 
 def lr_range(lrs: "pd.Series", changes: str = CHANGES_VARIANCE) -> str:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from support.runs_frame import grid
 
@@ -71,8 +72,10 @@ def test_the_legend_has_the_depths_that_are_drawn():
 def test_filled_has_a_verdict(store):
     drawing = forest.effects(store)
     axis = drawing.page().axes[0]
-    (points,) = (shown for shown in axis.collections if len(shown.get_offsets()) > 1)
-    faces = dict(zip(points.get_offsets()[:, 0], map(to_hex, points.get_facecolors()), strict=True))
+    faces = {}
+    for points in axis.collections:
+        if isinstance(points, PathCollection):  # of one depth
+            faces |= dict(zip(points.get_offsets()[:, 0], map(to_hex, points.get_facecolors()), strict=True))
     data = drawing.data[drawing.data["outcome"] == "val_loss"]
     assert sorted(faces) == pytest.approx(sorted(data["estimate"]))
     for row in data.itertuples():

@@ -11,7 +11,7 @@ FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-backgrou
 LOOK = """JSON.stringify({
   progress: document.querySelector("#progress")?.innerText ?? "",
   rows: document.querySelectorAll("#table-runs tbody tr").length,
-  images: [...document.images].filter((one) => one.naturalWidth > 100).map((one) => one.alt.split(":")[0]),
+  images: [...document.querySelectorAll("figure svg")].map((one) => one.ariaLabel.split(":")[0]),
   ready: document.readyState === "complete", width: document.documentElement?.scrollWidth, window: innerWidth,
   mark: window.mark ?? null})"""
 
@@ -65,6 +65,12 @@ class Browser:
             time.sleep(0.1)
         assert "exceptionDetails" not in answer["result"], answer
         return answer["result"]["result"].get("value")
+
+    def settled(self, script):
+        """What the promise of a script gives."""
+        answer = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)["result"]
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, condition, seconds=300):
         """The first look that meets the condition."""
