@@ -70,6 +70,7 @@ COMMANDS = {
     "scaling fit": (scaling.fit, "scaling fit results/mine"),
     "scaling depth": (scaling.depth, "scaling depth results/mine"),
     "scaling carry": (scaling.carry, "scaling carry results/mine --at n_layers=12"),
+    "scaling check": (scaling.check, "scaling check run.yaml --vary n_layers=3,6,12 --vary d_model=32,64"),
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
 }
 """Command -> (function, example)."""

@@ -166,3 +166,42 @@ def carry(
     table = carry_table(found)
     text = f"{fitted_table(table).text}\n{wrapped(carry_lines(found, shape))}".encode()
     write(text if format == "table" else encode(table, format), out)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="a run at the shape where lr is tuned")],
+    vary: Annotated[list[str], typer.Option(help="sizes: --vary n_layers=3,6,12; also d_model; repeatable")],
+    set: Annotated[list[str] | None, typer.Option("--set", help="override a field: --set lr=1e-3; repeatable")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="training steps of each model")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="seeds of each size")] = 3,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="figure, with its data beside it (.csv)")] = None,
+) -> None:
+    """Check whether lr can be carried: train each width and depth for a few steps, and see whether activations and
+    updates stay as large. Exit code 3 where one does not: lr is not to be carried over that size."""
+    import tempfile
+
+    import pandas as pd
+
+    from sparsedepth.cli.input_file import run_config
+    from sparsedepth.config.load import parse_lists
+    from sparsedepth.data.sequences import open_source
+    from sparsedepth.plots.coordinates import coordinates_drawing
+    from sparsedepth.plots.page import check_path, write as draw
+    from sparsedepth.train.coordinates import coordinates, slopes
+    from sparsedepth.words.scaling import check_lines
+
+    if out is not None:
+        check_path(out)
+    config, sizes = run_config(file, set), parse_lists(vary, "--vary")
+    enough = config.batch_tokens * (steps + 2)
+    with tempfile.TemporaryDirectory() as folder:
+        short = config.model_copy(
+            update={"max_corpus_tokens": min(config.max_corpus_tokens or 20 * enough, 20 * enough)}
+        )
+        found = [*coordinates(config, sizes, open_source(short, Path(folder)).batch, steps, seeds)]
+    measured = slopes(found)
+    print(wrapped(lines := check_lines(measured, config.parametrisation)), end="")
+    if out is not None:
+        draw(coordinates_drawing(pd.DataFrame(found), "\n".join(lines)), out)
+    if not all(one.is_flat for one in measured):
+        raise typer.Exit(3)

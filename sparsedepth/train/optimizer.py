@@ -15,6 +15,10 @@ and weight_decay mean the same in both: the weights forget over 1 / (lr * weight
     vectors of the blocks           1        1 / (m_N m_L)    1
     embedding, last norm, head      1        1 / m_N          1         (2505.01618, table 1 and its code; alpha = 1)
 
+Compared with the paper's code (EleutherAI/nanoGPT-mup, branch completep, model.py), which differs in one line: its eps
+is 1 / (m_N m_L) for embedding, last norm and head, too. Its attention is scaled by 1 / d_head, ours by its root: the
+same while heads keep their size.
+
 `lr_of` multiplies the lr of a group of parameters, also in its decay.
 """
 

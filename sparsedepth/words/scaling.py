@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law
     from sparsedepth.scaling.report import Doubts, ParameterDoubt, Report
     from sparsedepth.scaling.speedup import Multipliers
+    from sparsedepth.train.coordinates import Slope
 
 
 def flops_text(flops: float) -> str:
@@ -36,6 +37,22 @@ def carry_lines(found: "Sequence[Carried]", at: Mapping[str, Any]) -> list[str]:
         "regret: loss at the carried lr minus that at the best one tried; interval: the wider of seeds' and shapes'"
     )
     return [*lines, closing]
+
+
+def check_lines(found: "Sequence[Slope]", rule: str) -> list[str]:
+    """Which sizes lr can be carried over, with the powers by which activations and updates grow."""
+    lines = []
+    for axis in dict.fromkeys(one.axis for one in found):
+        mine = [one for one in found if one.axis == axis]
+        powers = ", ".join(f"{one.quantity} {axis}^{one.slope:+.2f}" for one in mine)
+        bad = [one.quantity for one in mine if not one.is_flat]
+        told = (
+            f"not flat ({', '.join(bad)}): do not carry lr over {axis}"
+            if bad
+            else f"flat: lr may be carried over {axis}"
+        )
+        lines.append(f"parametrisation={rule}, {told}. In the last block and the head: {powers}")
+    return lines
 
 
 # The law
