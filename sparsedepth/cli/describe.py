@@ -31,8 +31,10 @@ def init(
     kind: Annotated[Kind, typer.Argument(help="what the file defines")] = "sweep",
     file: Annotated[Path | None, typer.Argument(help="file to write; default ./KIND.yaml")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="same as FILE")] = None,
+    corpus: Annotated[str | None, typer.Option(help="your text, in place of Python's standard library")] = None,
 ) -> None:
     """Write a commented template of a sweep, run or import. It runs unchanged in minutes on a laptop."""
+    from sparsedepth.data.sequences import check_files
     from sparsedepth.files import check_parent, write_text
 
     if file and out:
@@ -42,7 +44,13 @@ def init(
         raise ValueError(f"{path} already exists and is not overwritten; give another file name")
     check_parent(path)
     shown = quote(str(path))
-    write_text(path, template(kind, shown))
+    text = template(kind, shown)
+    if corpus is not None:
+        check_files(corpus)
+        if "corpus: stdlib " not in text:
+            raise ValueError(f"--corpus {corpus!r} is for a sweep or a run; leave it out")
+        text = text.replace("corpus: stdlib ", f"corpus: {json.dumps(corpus)} ")
+    write_text(path, text)
     command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
     print(

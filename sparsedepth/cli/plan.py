@@ -9,13 +9,14 @@ import typer
 from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.start_sweep import definition_of, machine_for, runtime_config
 from sparsedepth.words.plain_text import wrapped
-from sparsedepth.words.price import array_lines
+from sparsedepth.words.price import array_lines, forecast_lines
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.cli.on_slurm import ArrayPlan
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.effects.power import PilotNoise, Power
+    from sparsedepth.plan.forecast import Forecast
     from sparsedepth.plan.price import PricingSetup
     from sparsedepth.plan.tasks import Plan
 
@@ -65,7 +66,8 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
             machine = machine_for(plan, self, self.results)
             setup = pricing.local_pricing_setup(plan, machine, self.results, self.calibrated)
         priced = pricing.priced_sweep(plan, setup, self.results)
-        return SweepPlan(plan=plan, priced=priced, power=power, array=array)
+        forecasts = [] if self.on else pricing.forecasts(plan)
+        return SweepPlan(plan=plan, priced=priced, power=power, array=array, forecasts=forecasts)
 
     def _definition(self) -> "SweepDefinition":
         """The sweep, or the run as a sweep of one."""
@@ -113,6 +115,8 @@ class SweepPlan:
     priced: pricing.PricedSweep
     power: DetectableEffects | None
     array: "ArrayPlan | None"
+    forecasts: "list[Forecast]"
+    """Of the shortest run of each depth, where the text can be counted here."""
 
 
 @option.command
@@ -129,15 +133,17 @@ def plan(
     found = given.compute()
     power = found.power
     lines = []
-    powers = {"power": [asdict(row) for row in power.powers]} if power else {}
-    pricing.print_price(found.plan, found.priced, format, **powers)
+    more = {"power": [asdict(row) for row in power.powers]} if power else {}
+    more |= {"forecasts": [row._asdict() for row in found.forecasts]} if found.forecasts else {}
+    pricing.print_price(found.plan, found.priced, format, **more)
     if power:
         lines = [
             power_text(power.noise, power.source, power.objective, unit_of(power.objective), power.tuned, power.effect)
         ]
         lines.append(fitted_table(power_table(power.powers, power.objective, power.effect)).text)
     if format == "table":
-        print(wrapped([*lines, *(array_lines(found.array) if found.array else ())]), end="")
+        lines += array_lines(found.array) if found.array else []
+        print(wrapped([*forecast_lines(found.forecasts), *lines]), end="")
 
 
 def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli.preflight import check_machine
@@ -17,9 +18,16 @@ from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.forecast import Forecast
     from sparsedepth.plan.price import Price, PricingSetup
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.machine import Machine
+
+
+MOST_READ, MOST_COUNTED = 2**23, 2**20
+"""Tokens of the text for a forecast, so that `plan` answers in seconds."""
+MOST_LEARNED = 10**8
+"""Bytes of text from which it learns a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,32 @@ def print_price(plan: "Plan", priced: PricedSweep, format: str = "table", **more
     for note in plan_notes(plan):
         print(f"note: {visible(note)}", file=sys.stderr)
     print(json.dumps({**priced.as_json(), **more}, indent=1) if format == "json" else price_text(priced).rstrip())
+
+
+def forecasts(plan: "Plan") -> "list[Forecast]":
+    """Of the shortest run of each depth on local text, from the tables of its first tokens; none of a text
+    that is elsewhere, or too long to learn a tokenizer from it meanwhile."""
+    from sparsedepth.config.corpus import TEXT, corpus_name, is_learned
+    from sparsedepth.data.corpus import local_files
+    from sparsedepth.data.ngram_losses import losses_ahead
+    from sparsedepth.data.sequences import open_source
+    from sparsedepth.plan.forecast import forecast
+
+    runs = sorted(plan.expected_runs(), key=lambda run: -run.n_steps)
+    name = corpus_name(runs[0].corpus)
+    if name.kind is not TEXT or name.origin == "hub" or len({(run.corpus, run.tokenizer) for run in runs}) > 1:
+        return []
+    size = sum(path.stat().st_size for path in local_files(name.place)) if name.origin == "files" else 0
+    if runs[0].tokenizer != "byte" and (size > MOST_LEARNED or not is_learned(runs[0].tokenizer)):
+        return []
+    with TemporaryDirectory() as folder:
+        most = min(runs[0].max_corpus_tokens or MOST_READ, MOST_READ)
+        tokens = runs[0].batch_tokens * (MOST_COUNTED // runs[0].batch_tokens or 1)
+        config = runs[0].model_copy(update={"max_corpus_tokens": most, "train_tokens": tokens})
+        losses = losses_ahead(open_source(config, Path(folder)), config)
+    unigram, bigram = losses["unigram_loss"], losses["bigram_loss"]
+    assert unigram is not None and bigram is not None
+    return [forecast(run, unigram, bigram) for _, run in sorted({run.n_layers: run for run in runs}.items())]
 
 
 def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":

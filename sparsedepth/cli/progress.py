@@ -21,7 +21,7 @@ from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
-from sparsedepth.words.progress import complete_text, progress_lines, running_lines, share_text
+from sparsedepth.words.progress import complete_text, next_text, progress_lines, running_lines, share_text
 from sparsedepth.words.sweep import run_text
 
 
@@ -174,7 +174,4 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
         ranking = best(store, definition.objective, top=20)
     print(f"\n{heading(ranking)}\n{ranking_table(ranking)}")
     folder = quote(str(out))
-    advice = f"best {folder} --top 3 --again again.yaml" if definition.is_search else f"recipe {folder}"
-    print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
-    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives))
-    print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')
+    print(next_text(folder, definition.is_search))

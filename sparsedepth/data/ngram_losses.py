@@ -30,10 +30,9 @@ def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = l
     return losses_of(source.counted(config), tick)
 
 
-def bigram_loss_ahead(source: Source, config: RunConfig) -> float | None:
+def losses_ahead(source: Source, config: RunConfig) -> dict[str, float | None]:
     """Of the text of a run, before it is trained: of at most MOST_COUNTED of its tokens."""
-    counted = config.model_copy(update={"train_tokens": min(config.train_tokens, MOST_COUNTED)})
-    return ngram_losses(source, counted)["bigram_loss"]
+    return ngram_losses(source, config.model_copy(update={"train_tokens": min(config.train_tokens, MOST_COUNTED)}))
 
 
 def after_tokens_of_text(held_out: Sequences, ids: np.ndarray, vocab_size: int) -> Counted:

@@ -21,6 +21,7 @@ from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
+from sparsedepth.plan.forecast import tokens_needed
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -173,14 +174,18 @@ def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Mapping[str, Any]]
     assert recipe.depth is not None
     nearest, settings = recipe.shown_at[0], found.cells.settings
     baseline = found.config(BASELINE, nearest, recipe.depth)
+    weak = common_weakness(scores)
     recipe = _with(
         recipe,
         baseline=baseline,
         config=baseline,
         baseline_text=baseline_text(settings).removeprefix("baseline: ") if settings else "",
         baseline_seeds=found.runs_of(BASELINE, nearest)["seed"].fillna(-1).nunique(),
-        weakness=weakness_text(common_weakness(scores)),
+        weakness=weakness_text(weak),
     )
+    if weak and weak.kind == "bigram":
+        more = max(tokens_needed(baseline), 2 * baseline.train_tokens)
+        return _with(recipe, abstained=f"train longer: about {more:,} tokens")
     if degeneracy(recipe.objective, scores).is_degenerate:
         return _with(recipe, abstained=caution(usable_form(recipe.objective, scores)))
     if recipe.place != "inside" and len(recipe.shown_at) < 2:

@@ -19,7 +19,7 @@ from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
-from sparsedepth.data.ngram_losses import bigram_loss_ahead
+from sparsedepth.data.ngram_losses import losses_ahead
 from sparsedepth.plan.tasks import Plan, first_proposal
 from sparsedepth.run.comparable import checked_source
 from sparsedepth.run.lease import Stopped, hold, stopped_holder
@@ -176,7 +176,7 @@ class Driver:
         for number, config in enumerate(first_of.values()):
             source = checked_source(config, self.results)
             if number == 0 and kind_of(config.corpus) is TEXT:
-                loss = bigram_loss_ahead(source, config)
+                loss = losses_ahead(source, config)["bigram_loss"]
                 self.on_note(
                     f"a bigram table of the training text reaches {loss:.4g} nat/token; "
                     "a worse model is no evidence about depth"

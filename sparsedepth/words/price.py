@@ -1,9 +1,10 @@
 """What a sweep costs: the text of `plan`, the line before a sweep starts, and what an array of Slurm will do."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparsedepth.words.plain_text import counted, duration, wrapped
+from sparsedepth.words.plain_text import counted, duration, listed, wrapped
 from sparsedepth.words.status import stuck_text
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
@@ -11,6 +12,7 @@ from sparsedepth.words.values import assignment
 if TYPE_CHECKING:
     from sparsedepth.cli.on_slurm import ArrayPlan
     from sparsedepth.cli.pricing import MemoryShortage, PricedSweep
+    from sparsedepth.plan.forecast import Forecast
     from sparsedepth.plan.price import Price
 
 
@@ -93,6 +95,30 @@ def shortage_text(shortage: "MemoryShortage") -> str:
     )
     fix = f"use --runtime micro_batch={shortage.micro_batch}" if shortage.micro_batch else none_fits
     return f"memory: {size(shortage.needed)} does not fit into {size(shortage.available)}: {fix}"
+
+
+def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
+    """The forecast of each depth against the tables of the text, beside what our own runs needed; none without one."""
+    if not found:
+        return []
+    unigram, bigram = found[0].unigram_loss, found[0].bigram_loss
+    rows = (
+        f"{row.n_layers} layers {row.low:.2f} to {row.high:.2f} ({row.tokens_per_param:.2g} tokens per parameter)"
+        for row in found
+    )
+    answers = "every depth will be below the table of pairs, so the losses can answer"
+    if unsure := [row for row in found if row.high >= bigram]:
+        depths = listed([str(row.n_layers) for row in unsure])
+        answers = (
+            f"{'will not' if all(row.low >= bigram for row in unsure) else 'may not'} answer: {depths} layers are not "
+            f"below the table of pairs; train longer: about {unsure[-1].tokens_needed:,} tokens"
+        )
+    return [
+        f"text: a table of pairs of tokens (bigram) reaches {bigram:.2f} nat/token, one of tokens {unigram:.2f}",
+        f"forecast of val_loss at a tuned lr: {', '.join(rows)}",
+        "our runs on bytes beat their table of pairs after 70 to 200 steps, at 0.1 to 4 tokens per parameter",
+        answers,
+    ]
 
 
 def array_lines(array: "ArrayPlan") -> list[str]:

@@ -21,6 +21,20 @@ def header_text(definition: "SweepDefinition", notes: Iterable[str]) -> str:
     return "\n".join([asked, *map(visible, notes)])
 
 
+def next_text(folder: str, is_search: bool) -> str:
+    """The commands that answer what a sweep was run for."""
+    questions = {
+        f"recipe {folder}": "what should I train?",
+        f"query {folder} --ask variance": "what lowers residual variance, or raises sparsity or usefulness?",
+        f"query {folder} --ask depth": "do deeper layers earn their cost?",
+    }
+    if is_search:
+        questions = {f"best {folder} --top 3 --again again.yaml": "do the best stay best with new seeds?"}
+    width = max(map(len, questions))
+    lines = [f"  sparsedepth {command:<{width}}  # {question}" for command, question in questions.items()]
+    return "\n".join(["\nnext:", *lines])
+
+
 def time_text(progress: "Progress") -> str:
     """'3m05s elapsed, about 1h02m left'."""
     elapsed = f"{duration(progress.elapsed)} elapsed"

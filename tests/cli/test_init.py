@@ -4,9 +4,11 @@ import re
 
 import pytest
 import yaml
+from support.tiny_sweep import sparsedepth
 
 from sparsedepth.cli.describe import init, template
 from sparsedepth.cli.input_file import kind_of, read_input
+from sparsedepth.cli.pricing import forecasts
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -14,6 +16,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.import_table import TableMap
 
 MODELS = {"sweep": SweepDefinition, "run": RunConfig, "import": TableMap}
+FREE = {"free": None, "across": None}
 OPTIONAL = re.compile(r"^# (?=\w+: )(?!extends)", re.MULTILINE)
 
 
@@ -62,3 +65,32 @@ def test_a_command_to_paste_quotes_its_file(tmp_path, capsys):
     init("sweep", path)
     assert f"  sparsedepth plan '{path}'\n  sparsedepth sweep '{path}' --out " in capsys.readouterr().out
     assert f"#   sparsedepth plan '{path}' " in path.read_text()
+
+
+def test_the_template_can_answer_and_the_former_one_could_not():
+    """Its forecast lies below the bigram table at every depth; 32 steps, as before, leave every depth above."""
+    definition = build(SweepDefinition, parse_yaml(template("sweep", "mine.yaml"), "mine.yaml"), "mine.yaml")
+    for steps, can_answer in ((300, True), (32, False)):
+        found = forecasts(Plan(definition.with_changes({"train_tokens": 1024 * steps, "matched": "steps"} | FREE)))
+        assert [row.high < row.bigram_loss for row in found] == [can_answer] * 3
+
+
+def test_init_takes_a_text_of_ones_own(tmp_path, capsys):
+    (tmp_path / "my text.txt").write_text("a\n\nb")
+    init("sweep", tmp_path / "mine.yaml", corpus=str(tmp_path / "my text.txt"))
+    assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["base"]["corpus"] == str(tmp_path / "my text.txt")
+    with pytest.raises(ValueError, match="gone.txt"):
+        init("sweep", tmp_path / "other.yaml", corpus=str(tmp_path / "gone.txt"))
+    with pytest.raises(ValueError, match="for a sweep or a run"):
+        init("import", tmp_path / "map.yaml", corpus="stdlib")
+
+
+@pytest.mark.slow
+def test_the_template_beats_its_bigram_table_and_answers_about_depth(tmp_path):
+    path, out = tmp_path / "mine.yaml", tmp_path / "out"
+    init("sweep", path)
+    said, _ = sparsedepth("sweep", path, "--out", out)
+    assert "query" in said.partition("next:")[2] and "--ask depth" in said
+    assert "worth their cost" in sparsedepth("query", out, "--ask", "depth")[0]
+    sql = "select count(*) filter (val_loss < bigram_loss) as below from runs"
+    assert sparsedepth("query", out, sql)[0].split()[-1] == "18"

@@ -10,7 +10,7 @@ from support.tiny_sweep import BASE, corpus
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.ngram_losses import STRENGTHS, after_tokens_of_text, bigram_loss_ahead, losses_of, ngram_losses
+from sparsedepth.data.ngram_losses import STRENGTHS, after_tokens_of_text, losses_ahead, losses_of, ngram_losses
 from sparsedepth.data.sequences import Sequences, after_tokens, next_tokens, open_source
 
 
@@ -48,7 +48,7 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path):
     ]
     assert found["unigram_loss"] == pytest.approx(-sum(math.log(p[y]) for _, y in positions) / len(positions))
     assert found["bigram_loss"] == pytest.approx(min(plain)) and found["bigram_loss"] < found["unigram_loss"]
-    assert bigram_loss_ahead(source, config) == found["bigram_loss"]
+    assert losses_ahead(source, config) == found
 
 
 def test_the_tables_of_another_text_count_its_training_part(tmp_path):

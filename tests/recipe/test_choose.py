@@ -266,6 +266,17 @@ def test_a_depth_that_was_not_run_takes_the_tuned_value_of_the_nearest_below():
 # Abstentions
 
 
+def test_below_the_bigram_table_there_is_no_recipe():
+    """Twice the tokens trained, where that is more than a first sweep needs."""
+    better = four()
+    assert not derive(better.assign(bigram_loss=99.0)).abstained
+    weak = derive(better.assign(bigram_loss=0.5))
+    assert weak.abstained == f"train longer: about {2 * weak.baseline.train_tokens:,} tokens" and not weak.changes
+    assert "worse than a bigram table" in weak.weakness and weak.config == weak.baseline
+    few = derive(better.assign(bigram_loss=0.5, train_tokens=8192))
+    assert few.abstained == f"train longer: about {240 * 8192:,} tokens"
+
+
 def test_it_abstains_with_a_reason():
     one_seed = derive(four()[four()["seed"] == 0])
     assert one_seed.abstained == "one seed in common: no interval without a second"
@@ -297,7 +308,7 @@ def test_a_depth_without_its_baseline_says_so():
 def test_weak_models_are_named():
     runs = four()
     weak = derive(runs.assign(bigram_loss=1.0))
-    assert weak.changes and weak.weakness.startswith("the model is worse than a bigram table")
+    assert not weak.changes and weak.weakness.startswith("the model is worse than a bigram table")
     assert derive(runs.assign(bigram_loss=9.0)).weakness == ""
     of_lns = derive(runs.assign(bigram_loss=np.where(runs["depth_scale"] == "lns", 1.0, 9.0)))
     assert of_lns.weakness.startswith("with depth_scale=lns, the model is worse than a bigram table")
