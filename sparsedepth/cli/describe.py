@@ -18,7 +18,7 @@ from sparsedepth.words.formats import render
 from sparsedepth.words.plain_text import terminal_width
 from sparsedepth.words.schema import type_text
 
-Kind = Literal["sweep", "run", "import"]
+Kind = Literal["sweep", "run", "import", "models"]
 
 
 def template(kind: Kind, file: str) -> str:
@@ -51,7 +51,7 @@ def init(
             raise ValueError(f"--corpus {corpus!r} is for a sweep or a run; leave it out")
         text = text.replace("corpus: stdlib ", f"corpus: {json.dumps(corpus)} ")
     write_text(path, text)
-    command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map"}[kind]
+    command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map", "models": "measure --models"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
     print(
         f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out "

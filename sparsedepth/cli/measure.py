@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from sparsedepth.run.measure_existing_model import MeasurementResult
 
 OPTIONAL = (
-    "seconds permutation_score residual_variance_last", "usefulness_loss_increase", "causal_score", "tokens_trained"
+    "seconds licence permutation_score residual_variance_last",
+    "usefulness_loss_increase",
+    "causal_score",
+    "tokens_trained",
 )  # fmt: skip
 """Columns of several models that a narrow terminal leaves out."""
 
@@ -36,8 +40,9 @@ class MeasureCommand:
     Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings."""
 
     model: Annotated[
-        option.ModelName, typer.Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION")
-    ]
+        option.ModelName | None,
+        typer.Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION"),
+    ] = None
     _: KW_ONLY
     data: Annotated[
         str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")
@@ -80,6 +85,10 @@ class MeasureCommand:
         int | None, typer.Option(min=0, max=0, help="with --revisions: 0 deletes each download after use")
     ] = None
 
+    models: Annotated[
+        option.Folder | None, typer.Option(help="file of many models (`init models`), each a record in DIR of -o")
+    ] = None
+
     def compute(self) -> "MeasurementResult | QueryResult":
         """What can be refused is refused before the model is loaded."""
         from sparsedepth.cli.run_progress import bar
@@ -93,8 +102,12 @@ class MeasureCommand:
         watch = Stopwatch()
         written = None if self.out is None else option.path(self.out)
         given, fields = self._tokens(), self._fields()
-        if self.revisions is not None:
-            return self._series(given, fields)
+        if (self.model is None) is (self.models is None):
+            raise ValueError("measure takes MODEL, or --models FILE; give one of them")
+        if self.models is not None or self.revisions is not None:
+            if self.out is None:
+                raise ValueError("several models need -o DIR, their results folder")
+            return self._models(fields) if self.models is not None else self._series(given, fields)
         if alone := [name for name in ("name", "tokens_per_step", "keep") if getattr(self, name) is not None]:
             raise ValueError(f"--{alone[0].replace('_', '-')} is for several checkpoints; add --revisions")
         if written is not None:
@@ -136,9 +149,7 @@ class MeasureCommand:
         from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
         from sparsedepth.watch.series import Series
 
-        if self.out is None:
-            raise ValueError("--revisions needs -o DIR, the results folder of the points")
-        assert self.revisions is not None, "asked for"
+        assert self.revisions is not None and self.out is not None, "asked for"
         of_run = {
             name for name in fields if name in RunConfig.model_fields and name not in MeasureOnlyConfig.model_fields
         }
@@ -157,7 +168,21 @@ class MeasureCommand:
             keeps_downloads=self.keep is None,
         )
         wanted = self.revisions.split(",") if isinstance(self.revisions, str) else self.revisions
-        return series.measure(wanted, lambda *told: print(told_text(*told), file=sys.stderr, flush=True))
+        return series.measure(wanted, _tell)
+
+    def _models(self, fields: "Fields") -> "QueryResult":
+        from sparsedepth.config.load import build, read_yaml
+        from sparsedepth.config.models_file import ModelsFile
+        from sparsedepth.run.board import measure_models
+
+        assert self.models is not None and self.out is not None, "asked for"
+        text = {"text": self.data} if self.data else {}
+        file = build(ModelsFile, {**read_yaml(Path(self.models)), **text}, str(self.models))
+        return measure_models(file, option.path(self.out), fields, self.device, _tell)
+
+
+def _tell(name: str, known: "Mapping[str, Any]", left: int) -> None:
+    print(told_text(name, known, left), file=sys.stderr, flush=True)
 
 
 @option.command

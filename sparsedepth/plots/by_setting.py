@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.cells import BASELINE
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle
 from sparsedepth.plots.runs import (
@@ -189,9 +190,15 @@ def _lr_labels(points: pd.DataFrame) -> dict[str, str]:
 
 def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
-    proposal at each depth; of the points of one training, one line per step."""
-    runs = compared_runs(store)
+    proposal at each depth; of the points of one training, one line per step; of measured models, one for each."""
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
+    every = all_runs(store)
+    if len(every) and every["model"].notna().all():
+        names = every["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
+        runs = every.assign(name=names, setting=BASELINE)
+        runs = runs[runs["name"].isin(names.unique()[:MOST])]
+        return by_depth(runs, *sound_values(store, runs, metrics), line="name")
+    runs = compared_runs(store)
     points, line = _points(store), "n_layers"
     steps = np.array(sorted(points["steps"].unique()))
     is_one = runs["run_id"].isin(points["run_id"]).all() and len(points[[line, "setting"]].drop_duplicates()) == 1
@@ -206,7 +213,7 @@ def by_depth(
 ) -> Drawing:
     """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('4 layers', or
     'step 100' for `line` steps), x (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
-    named = _layers if line == "n_layers" else "step {:,.0f}".format
+    named = {"n_layers": _layers, "steps": "step {:,.0f}".format}.get(line, str)
     keys = [*dict.fromkeys((line, "n_layers"))]
     finished = runs[runs["outcome"] == "ok"]
     rank = pd.to_numeric(finished[loss_of(runs)], errors="coerce") if is_search else finished["setting"].map(n_changed)
@@ -232,7 +239,7 @@ def by_depth(
         for name in ORDER
         if (points["panel"] == name).any()
     ]
-    text = by_layer_caption(points, is_search) + notes
+    text = by_layer_caption(points, is_search) * (line == "n_layers") + notes
     return lines_drawing(points, kinds, text, styles=depth_styles(points[line], named))
 
 

@@ -211,6 +211,7 @@ FIGURES = {
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
+        ("models", "models", "the blocks that measured models need, against those that they have"),
         ("history", "by_setting", "scores of watched trainings along their steps, one line per setting"),
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),

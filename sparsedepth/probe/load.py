@@ -100,21 +100,23 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: Dtype = "checkpoint",
     downloads: Path | None = None,
+    memory: float | None = None,
 ) -> LoadedModel:
     """The model that `source` names; one of the hub that its cache has not is downloaded there, or to `downloads`.
+    Where the weights are larger than `memory` bytes, each layer is moved to the device when it runs, from the files.
     Raises ValueError, one line with the reason, if it is missing or unsafe."""
     folder = local_path(source)
     if (folder / RUN_CONFIG).exists():
         return _load_run(str(source), folder, device)
     if (folder / CONFIG).exists():
-        return _load_hf(str(source), folder, device, dtype)
+        return _load_hf(str(source), folder, device, dtype, memory)
     if problem := which_run(folder):
         raise ValueError(problem)
     if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
         folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
         raise ValueError(f"model {str(source)!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
     name, _, revision = str(source).partition("@")
-    return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype)
+    return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype, memory)
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:
@@ -173,7 +175,7 @@ def _check_layers(n_layers: Any, n_tensors: int) -> None:
         raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors; {COMPARE}")
 
 
-def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype) -> LoadedModel:
+def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype, memory: float | None) -> LoadedModel:
     check_transformers(version("transformers"))
     from transformers.utils import logging
 
@@ -194,7 +196,9 @@ def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype
         _check_parameters(config, folder, n_bytes)
         model = _read_model(config, folder, dtypes if dtype == "checkpoint" else (torch.float32, torch.float32))
     _check_finite(model, folder)
-    model.to(device)
+    for part in (*model.base_model.children(), model.get_output_embeddings()):
+        if not isinstance(part, nn.ModuleList) or memory is None or n_bytes <= memory:
+            part.to(device)
     probed = ProbedHfModel(model)
     # Settings with which the layers fail, such as more chosen experts than there are.
     with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):

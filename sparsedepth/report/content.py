@@ -25,6 +25,7 @@ from sparsedepth.store.best import Ranking, best
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
+from sparsedepth.store.saved_queries import answered
 from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
@@ -98,7 +99,7 @@ def content(
     by_depth = None if found is None else best_by_depth(found)
     return Content(
         answers=tuple(_answers(runs, objective, card, cells, rankings, by_depth)),
-        first=front_of(rankings[0]) if rankings else by_depth,
+        first=front_of(rankings[0]) if rankings else by_depth or table_of_models(store),
         summary=(*searched, *findings(runs, trained, cells, card, effects, links, n_failed), *skipped),
         card=card,
         runs=runs_table,
@@ -179,6 +180,14 @@ def findings(
         [] if judged is None else cautions(judged),
         n_failed,
     )
+
+
+def table_of_models(store: Store) -> tuple[PageTable, str] | None:
+    """The depth that measured models use, and its caption; None without any."""
+    found = answered(store, "models")
+    table = found.result.without_empty()
+    caption = f"{found.query.asks} {found.query.explains}"
+    return (table_of(dict.fromkeys(table.columns, ""), table.rows), caption) if table.rows else None
 
 
 def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[PageTable, int]:

@@ -75,7 +75,7 @@ class Ledger:
         if frame["run_id"].notna().any():
             with open_store(self.out) as store:
                 frame = frame.merge(store.frame(f"select run_id, {columns} from runs"), "left", "run_id")
-        return QueryResult.of_frame(frame.reindex(columns=[*first, "seconds", "note"]))
+        return QueryResult.of_frame(frame.reindex(columns=[*first, "seconds", "note"]).convert_dtypes())
 
 
 def one_by_one(

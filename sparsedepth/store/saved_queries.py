@@ -135,6 +135,20 @@ QUESTIONS: dict[str, SavedQuery] = {
 }
 
 
+QUESTIONS["models"] = SavedQuery(
+    asks="how much of its depth does each measured model use?",
+    none="no model was measured (sparsedepth measure --models)",
+    optional=("params_total", "residual_variance_last", "causal_score usefulness", "fit_per_dimension", "text"),
+    explains="depth_used: needed_layers / n_layers. val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: "
+    "tokens per dimension on which maps were fitted; below 16 their own error counts. Weights below fp32 are ranked "
+    "apart. Only models on one text compare, and of unlike losses the better one needs more layers.",
+    sql="SELECT row_number() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY depth_used DESC NULLS LAST, model)"
+    " AS rank, * FROM (SELECT model, family, params_total, n_layers, needed_layers, needed_layers_lo, needed_layers_hi,"
+    " needed_layers / n_layers AS depth_used, val_loss, val_bits_per_byte * ln(2) AS loss_per_byte, usefulness,"
+    " causal_score, residual_variance_last, fit_tokens / d_model AS fit_per_dimension, weights_dtype, text, packages"
+    " FROM runs WHERE model IS NOT NULL) ORDER BY weights_dtype <> 'float32', rank",
+)
+
 _SIGNAL_TO_NOISE = SavedQuery(
     asks=signal_to_noise.QUESTION,
     sql=f"-- by `store.signal_to_noise`, of {IS_RESULT}",

@@ -151,6 +151,11 @@ def by_setting_caption(points: "pd.DataFrame", finished: "pd.DataFrame", names_l
     return text + not_shown(finished["setting"].nunique() - points["setting"].nunique(), "further setting")
 
 
+def models_caption(n_models: int, n_texts: int) -> str:
+    texts = f" Measured on {n_texts} texts, between which models do not compare." * (n_texts > 1)
+    return f"{counted(n_models, 'model')}, each with the interval over sequences. Hollow: weights below fp32.{texts}"
+
+
 def by_layer_caption(points: "pd.DataFrame", is_search: bool) -> str:
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
     threshold = " Dashed: usefulness threshold." * ("affine_loss_increase" in {*points["panel"]})

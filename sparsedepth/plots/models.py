@@ -1,0 +1,48 @@
+"""Figure `models`: the blocks that measured models need against those that they have, with the interval over sequences.
+
+The colour is the family; hollow: weights below fp32. On the line all blocks are needed."""
+
+from functools import partial
+from itertools import cycle
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
+from sparsedepth.plots.style import GREY, MARKERS, SERIES
+from sparsedepth.store.connection import Store
+from sparsedepth.store.saved_queries import ask
+from sparsedepth.words.captions import escaped, models_caption
+
+MOST_NAMES = 12
+
+
+def models(store: Store) -> Drawing:
+    """Its points: the rows of `query --ask models`. Raises NothingToDraw."""
+    rows = ask(store, "models").frame().drop(columns="packages")
+    if rows["needed_layers"].isna().all():
+        raise NothingToDraw("no measured model has needed layers; measure usefulness")
+    return Drawing(data=rows, page=partial(_page, rows.dropna(subset="needed_layers")))
+
+
+def _page(rows: pd.DataFrame) -> Figure:
+    page, (axis,) = panels(1, 1, 6.0, 4.6)
+    families = sorted(rows["family"].fillna("?").unique())
+    looks = dict(zip(families, cycle([(colour, marker) for marker in MARKERS for colour, *_ in SERIES])))
+    for row in rows.to_dict("records"):
+        (colour, marker), y = looks[row["family"] or "?"], row["needed_layers"]
+        below, above = (abs(y - row[f"needed_layers_{end}"]) for end in ("lo", "hi"))
+        face = colour if row["weights_dtype"] == "float32" else "white"
+        bars = [[below], [above]]
+        axis.errorbar(row["n_layers"], y, bars, fmt=marker, color=colour, markerfacecolor=face, linewidth=1)
+        if len(rows) <= MOST_NAMES:
+            name = escaped(row["model"].rstrip("/").rpartition("/")[2])
+            axis.annotate(name, (row["n_layers"], y), xytext=(5, 3), textcoords="offset points", fontsize=7)
+    most = 1.05 * rows["n_layers"].max()
+    axis.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+    axis.set(xlabel="layers", ylabel="needed layers", xlim=(0, most), ylim=(-0.02 * most, most))
+    dot = partial(Line2D, [], [], linestyle="")
+    legend_above(page, [dot(color=colour, marker=marker, label=name) for name, (colour, marker) in looks.items()])
+    caption(page, models_caption(len(rows), rows["text"].nunique(dropna=False)))
+    return page
