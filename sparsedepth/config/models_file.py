@@ -1,6 +1,6 @@
 """A file of models to measure and rank (`measure --models`): each on the same bytes of one text."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ class ModelEntry(Section):
     """branch, tag or commit of the hub"""
     licence: Sentence | None = None
     """as its page states it"""
-    dtype: Annotated[str, Field(pattern="^(checkpoint|fp32)$")] = "checkpoint"
+    dtype: Literal["checkpoint", "fp32"] = "checkpoint"
     """of the layers' weights: as in the files, or fp32; they are computed in fp32"""
     memory: Annotated[float, Field(gt=0)] | None = None
     """GB on the device: a model with larger weights is moved there block by block"""

@@ -248,8 +248,8 @@ def _n_logits(probed: ProbedModule, x_BTD: Tensor, own: Tensor | None) -> int | 
 
 def in_fp32(module: nn.Module, *args: Any, **named: Any) -> Any:
     """What the module returns, its weights cast to fp32, and on the device of its input, while it runs."""
-    here = {"device": args[0].device, "dtype": torch.float32}
-    moved = {name: weight.to(**here) for name, weight in module.named_parameters()}
+    device = args[0].device
+    moved = {name: weight.to(device, torch.float32) for name, weight in module.named_parameters()}
     low = {name: weight for name, weight in moved.items() if weight is not module.get_parameter(name)}
     return functional_call(module, low, args, named) if low else module(*args, **named)
 

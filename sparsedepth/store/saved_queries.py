@@ -138,7 +138,13 @@ QUESTIONS: dict[str, SavedQuery] = {
 QUESTIONS["models"] = SavedQuery(
     asks="how much of its depth does each measured model use?",
     none="no model was measured (sparsedepth measure --models)",
-    optional=("params_total", "residual_variance_last", "causal_score usefulness", "fit_per_dimension", "text"),
+    optional=(
+        "packages text params_total",
+        "residual_variance_last causal_score usefulness",
+        "needed_layers_lo needed_layers_hi",
+        "fit_per_dimension",
+        "family",
+    ),
     explains="depth_used: needed_layers / n_layers. val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: "
     "tokens per dimension on which maps were fitted; below 16 their own error counts. Weights below fp32 are ranked "
     "apart. Only models on one text compare, and of unlike losses the better one needs more layers.",
