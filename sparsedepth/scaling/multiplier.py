@@ -13,7 +13,7 @@ between it and the next instead.
 Shapes: S seeds, N cells (side, budget), P parameters (L_inf, a, alpha, ln m, d), B budgets of the setting, M parts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -65,11 +65,15 @@ class Ladder:
         own_NN = np.eye(len(self.base_N))
         return own_NN - own_NN[self.base_N] * (self.base_N != np.arange(len(own_NN)))[:, None]
 
+    @cached_property
+    def middle(self) -> float:
+        """ln C, on average over the baseline's budgets."""
+        return float(np.log(self.C_N[~self.is_setting_N]).mean())
+
     @property
     def x_N(self) -> np.ndarray:
-        """ln C, centred over the baseline's budgets."""
-        log_C_N = np.log(self.C_N)
-        return log_C_N - log_C_N[~self.is_setting_N].mean()
+        """ln C, from the middle."""
+        return np.log(self.C_N) - self.middle
 
 
 class Worth(NamedTuple):
@@ -92,6 +96,8 @@ class LawOfBoth:
     """Of the law; None where it has a parameter for every mean, or there is one seed."""
     L_inf: float | None = None
     alpha: float | None = None
+    steady: Worth | None = None
+    """Of a ladder: the same at all budgets, where `worth_B` has the drift, shown or not."""
 
 
 def law_of_both(ladder: Ladder) -> LawOfBoth:
@@ -120,36 +126,57 @@ def law_of_both(ladder: Ladder) -> LawOfBoth:
     )  # fmt: skip
 
 
-class _Fitted(NamedTuple):
+Shape = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""ln L from three parameters and effective x, its derivative by x, and by the three, (N, 3)."""
+
+
+class FittedLaw(NamedTuple):
+    law: Shape
     theta_P: np.ndarray
     fitted_N: np.ndarray
     jacobian_NP: np.ndarray
+    residual_N: np.ndarray
+    """Of what the law is fitted to."""
     cost: float
     difference_NN: np.ndarray
     free_P: np.ndarray
     """Whether a parameter is not at its bound."""
 
     @property
+    def by_row_PN(self) -> np.ndarray:
+        """What each row that is fitted adds to each parameter, to first order."""
+        by_row_PN = np.zeros(self.jacobian_NP.T.shape)
+        by_row_PN[self.free_P] = np.linalg.pinv(self.jacobian_NP[:, self.free_P])
+        return by_row_PN
+
+    @property
     def weight_PN(self) -> np.ndarray:
         """What each mean adds to each parameter, to first order."""
-        weight_PN = np.zeros(self.jacobian_NP.T.shape)
-        weight_PN[self.free_P] = np.linalg.pinv(self.jacobian_NP[:, self.free_P])
-        return weight_PN @ self.difference_NN
+        return self.by_row_PN @ self.difference_NN
+
+    def is_within(self, lowest: float) -> bool:
+        """Whether the first parameter, L_inf, is not negative and below the lowest loss."""
+        return self.law is parabola or 0 <= self.theta_P[0] < lowest
 
 
-def _fit(ladder: Ladder, *, drift: bool) -> _Fitted:
+def _fit(ladder: Ladder, *, drift: bool) -> FittedLaw:
     """From several values of L_inf; the first of them keeps it at 0."""
-    y_N, x_N, baseline_N = ladder.mean_N, ladder.x_N, ~ladder.is_setting_N
-    lowest = float(np.exp(y_N.min()))
-    found = []
-    for share in STARTS:
-        slope, level = np.polyfit(x_N[baseline_N], np.log(np.exp(y_N[baseline_N]) - share * lowest), 1)
-        start_P = np.array([share * lowest, level, max(-slope, 0.01), *[0.0] * (1 + drift)])
-        found.append(_solve(ladder, start_P, np.arange(len(start_P)) >= (share == 0)))
-    return min((each for each in found if 0 <= each.theta_P[0] < lowest), key=lambda each: each.cost)
+    n = 4 + drift
+    found = [solve(ladder, start_of(ladder, share, n), np.arange(n) >= (share == 0), offset_law) for share in STARTS]
+    lowest = float(np.exp(ladder.mean_N.min()))
+    return min((each for each in found if each.is_within(lowest)), key=lambda each: each.cost)
 
 
-def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
+def start_of(ladder: Ladder, share: float, n: int) -> np.ndarray:
+    """n parameters, with L_inf at this share of the lowest loss, and a setting that is worth nothing."""
+    y_N, baseline_N = ladder.mean_N, ~ladder.is_setting_N
+    L_inf = share * float(np.exp(y_N.min()))
+    slope, level = np.polyfit(ladder.x_N[baseline_N], np.log(np.exp(y_N[baseline_N]) - L_inf), 1)
+    return np.array([L_inf, level, max(-slope, 0.01), *[0.0] * (n - 3)])
+
+
+def solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray, law: Shape) -> FittedLaw:
+    """Least squares from a start, in the parameters that are free."""
     x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.difference_NN @ ladder.mean_N
 
     def full(free: np.ndarray) -> np.ndarray:
@@ -160,7 +187,7 @@ def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
     def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the law is fitted to, and its derivatives, (N, P)."""
         log_m, *d = theta_P[3:]
-        log_loss_N, by_x_N, by_shape_NX = _law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
+        log_loss_N, by_x_N, by_shape_NX = law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
         by_m_N = by_x_N * setting_N
         moves = np.stack([by_m_N, *(by_m_N * x_N for _ in d)], axis=1)
         jacobian_NP = np.concatenate([by_shape_NX, moves], axis=1)
@@ -173,16 +200,26 @@ def _solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray) -> _Fitted:
         **{"method": "lm", "xtol": 1e-12, "ftol": 1e-14, "gtol": 1e-14, "max_nfev": 300},
     )
     end_P = full(solved.x)
-    return _Fitted(end_P, *at(end_P), cost=float(solved.cost), difference_NN=ladder.difference_NN, free_P=free_P)
+    fitted_N, jacobian_NP = at(end_P)
+    return FittedLaw(
+        law=law, theta_P=end_P, fitted_N=fitted_N, jacobian_NP=jacobian_NP, residual_N=y_N - fitted_N,
+        cost=float(solved.cost), difference_NN=ladder.difference_NN, free_P=free_P,
+    )  # fmt: skip
 
 
-def _law(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ln L from (L_inf, a, alpha) and effective x, its derivative by x, and by the three parameters, (N, 3)."""
+def offset_law(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ln (L_inf + exp(a - alpha x)), from (L_inf, a, alpha)."""
     L_inf, a, alpha = shape_X
     part_N = np.exp(np.clip(a - alpha * x_N, -60, 60))
     loss_N = np.maximum(L_inf + part_N, 1e-12)
     by_shape_NX = np.stack([np.ones_like(x_N), part_N, -part_N * x_N], axis=1) / loss_N[:, None]
     return np.log(loss_N), -alpha * part_N / loss_N, by_shape_NX
+
+
+def parabola(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """a - alpha x + q x^2, from (q, a, alpha)."""
+    q, a, alpha = shape_X
+    return a - alpha * x_N + q * x_N**2, 2 * q * x_N - alpha, np.stack([x_N**2, np.ones_like(x_N), -x_N], axis=1)
 
 
 def _p(ladder: Ladder, estimate: float, weight_N: np.ndarray) -> float | None:
@@ -195,7 +232,7 @@ def _p(ladder: Ladder, estimate: float, weight_N: np.ndarray) -> float | None:
     return two_sided_p(abs(estimate) / error, ladder.n_seeds - 1)
 
 
-def _misfit(ladder: Ladder, found: _Fitted) -> float | None:
+def _misfit(ladder: Ladder, found: FittedLaw) -> float | None:
     """The least p of the parts that no parameter moves, times their number; None without such a part, or for one
     seed."""
     left_NN = np.linalg.svd(found.jacobian_NP[:, found.free_P], full_matrices=True)[0]

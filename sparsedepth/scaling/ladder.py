@@ -1,0 +1,221 @@
+"""What a setting is worth in compute, from one run at each of several budgets: a ladder.
+
+The law is that of `multiplier`, with the setting's drift: ln m + d x. Without seeds the noise is what the law leaves of
+the differences from the baseline at equal budgets; a bend of the law that both sides share is none of it. Which form
+the law of the baseline has is not known, so each interval is that of a mixture of Student's distributions, of
+
+    L_inf + exp(a - alpha x)      exp(a - alpha x)      exp(a - alpha x + q x^2)
+
+weighted by exp(-BIC / 2) of the baseline's runs. A pinned L_inf leaves the first alone. The noise of several settings
+may be drawn to a prior (`recipe.variants`). A difference is shown where the pair (ln m, d) differs from 0, by F, and
+its worth does: at all budgets, or at the largest where it drifts.
+
+Shapes: N cells (side, budget), P parameters (shape 3, ln m, d), B budgets of the setting, G forms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import fdtrc
+
+from sparsedepth.effects.verdict import Distribution
+from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.scaling.multiplier import (
+    STARTS,
+    FittedLaw,
+    Ladder,
+    LawOfBoth,
+    Worth,
+    offset_law,
+    parabola,
+    solve,
+    start_of,
+)
+
+BEYOND = 4.0
+"""Times the largest budget, at which a worth is extrapolated."""
+ROUNDING = 1e-7
+"""Of ln L: losses are written with about this relative precision at best, and noise is not less."""
+
+
+class Prior(NamedTuple):
+    """What the noise of other settings says of one's own."""
+
+    df: float
+    variance: float
+    most: float
+    """Degrees of freedom of all together."""
+
+
+class FormFit(NamedTuple):
+    """A form of the law, with the multiplier shared and with drift."""
+
+    steady: FittedLaw
+    drifting: FittedLaw
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LadderLaw:
+    ladder: Ladder
+    fits: Sequence[FormFit]
+    prior: Prior | None = None
+
+    @cached_property
+    def weight_G(self) -> np.ndarray:
+        """Of the forms, by the runs of the baseline."""
+        baseline_N = ~self.ladder.is_setting_N
+        n = int(baseline_N.sum())
+        square_G = np.array([(fit.steady.residual_N[baseline_N] ** 2).sum() for fit in self.fits])
+        n_free_G = np.array([fit.steady.free_P[:3].sum() for fit in self.fits])
+        spare_G = n - n_free_G
+        known = spare_G > 0
+        of_baseline = (square_G[known] / spare_G[known]).min() if known.any() else 0.0
+        variance = max(of_baseline, min(self._noise(fit.steady)[0] for fit in self.fits) / 2)
+        log_G = -(square_G / variance + n_free_G * np.log(n)) / 2
+        weight_G = np.exp(log_G - log_G.max())
+        return weight_G / weight_G.sum()
+
+    @cached_property
+    def worth(self) -> Distribution | None:
+        """ln m, the same at every budget; None where nothing is left to judge by."""
+        return self._of([fit.steady for fit in self.fits], np.array([0.0, 0.0, 0.0, 1.0]))
+
+    @cached_property
+    def drift(self) -> Distribution | None:
+        """d, per e-fold of compute."""
+        return self._of([fit.drifting for fit in self.fits], np.array([0.0, 0.0, 0.0, 0.0, 1.0]))
+
+    def worth_at(self, C: float) -> Distribution | None:
+        """ln m + d x at a budget [FLOPs], with its drift whether it is shown or not."""
+        x = np.log(C) - self.ladder.middle
+        return self._of([fit.drifting for fit in self.fits], np.array([0.0, 0.0, 0.0, 1.0, x]))
+
+    @cached_property
+    def has_drift(self) -> bool:
+        return self.drift is not None and self.drift.p < ALPHA
+
+    @cached_property
+    def p_any(self) -> float:
+        """Of (ln m, d) = 0, by F; that of ln m alone with too few budgets for a drift."""
+        if self.drift is None:
+            return 1.0 if self.worth is None else self.worth.p
+        p_G = []
+        for fit in self.fits:
+            theta_X = fit.drifting.theta_P[3:]
+            covariance_XX = self._covariance(fit.drifting)[3:, 3:]
+            _, df = self._noise(fit.drifting)
+            p_G.append(fdtrc(2, df, theta_X @ np.linalg.solve(covariance_XX, theta_X) / 2))
+        return float(self.weight_G @ p_G)
+
+    @property
+    def at_largest(self) -> Distribution | None:
+        return self.worth_at(float(self.ladder.C_N[self.ladder.is_setting_N].max()))
+
+    @property
+    def judged_by(self) -> Distribution | None:
+        """What a verdict is on: the worth at every budget, or at the largest where it drifts."""
+        return self.at_largest if self.has_drift else self.worth
+
+    def difference(self, log_m: float, C: float) -> float:
+        """Of losses [nat/token] at a budget, for a worth there."""
+        x_N = np.array([0.0, log_m]) + np.log(C) - self.ladder.middle
+        loss_GN = np.exp([fit.steady.law(fit.steady.theta_P[:3], x_N)[0] for fit in self.fits])
+        before, after = self.weight_G @ loss_GN
+        return float(after - before)
+
+    def baseline_at(self, C_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The baseline's loss by the law, and the half-width of its 95% band in ln L."""
+        x_N = np.log(C_N) - self.ladder.middle
+        middle_N, half_N = np.zeros(len(x_N)), np.zeros(len(x_N))
+        for n, x in enumerate(x_N):
+            parts = [fit.steady.law(fit.steady.theta_P[:3], np.array([x])) for fit in self.fits]
+            sd_G = np.array(
+                [
+                    np.sqrt(by[0] @ self._covariance(fit.steady)[:3, :3] @ by[0])
+                    for fit, (_, _, by) in zip(self.fits, parts, strict=True)
+                ]
+            )
+            mean_G = np.array([part[0][0] for part in parts])
+            df_G = np.full(len(mean_G), max(1.0, self._noise(self.fits[0].steady)[1]))
+            band = Distribution(mean_G, np.maximum(sd_G, ROUNDING), df_G, self.weight_G, 1.0)
+            lo, hi = band.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+            middle_N[n], half_N[n] = np.exp(band.estimate), (hi - lo) / 2
+        return middle_N, half_N
+
+    def law_of_both(self) -> LawOfBoth:
+        """As that of several seeds, each budget with its drift."""
+        worths = [self.worth_at(C) for C in self.ladder.C_N[self.ladder.is_setting_N].tolist()]
+        mean_G = np.array([fit.steady.theta_P[3] for fit in self.fits])
+        alone = Worth(float(self.weight_G @ mean_G), None)
+        if any(worth is None for worth in worths):  # too few budgets for a drift
+            worths = [self.worth for _ in worths]
+        main = self.fits[0].steady
+        return LawOfBoth(
+            worth_B=[alone if worth is None else _worth(worth) for worth in worths],
+            has_drift=self.has_drift,
+            p_drift=None if self.drift is None else self.drift.p,
+            L_inf=float(main.theta_P[0]),
+            alpha=float(main.theta_P[2]),
+            steady=None if self.worth is None else _worth(self.worth),
+        )
+
+    def _noise(self, fit: FittedLaw) -> tuple[float, float]:
+        """The variance of a setting's row about the law, and its degrees of freedom: 0 where nothing is left."""
+        setting_N = self.ladder.is_setting_N
+        df = float(setting_N.sum() - (len(fit.theta_P) - 3))
+        square = float((fit.residual_N[setting_N] ** 2).sum())
+        if self.prior is None:
+            return max(square / max(df, 1.0), ROUNDING**2), df
+        total = self.prior.df + df
+        return (self.prior.df * self.prior.variance + square) / total, min(total, self.prior.most)
+
+    def _covariance(self, fit: FittedLaw) -> np.ndarray:
+        """Of the parameters, (P, P)."""
+        baseline_N = ~self.ladder.is_setting_N
+        variance, _ = self._noise(fit)
+        spare = baseline_N.sum() - fit.free_P[:3].sum()
+        of_baseline = float((fit.residual_N[baseline_N] ** 2).sum()) / max(spare, 1)
+        variance_N = np.where(baseline_N, max(of_baseline, variance / 2), variance)
+        return (fit.by_row_PN * variance_N) @ fit.by_row_PN.T
+
+    def _of(self, fits: Sequence[FittedLaw], combination_P: np.ndarray) -> Distribution | None:
+        noise = [self._noise(fit) for fit in fits]
+        if min(df for _, df in noise) < 1 or len(combination_P) != len(fits[0].theta_P):
+            return None
+        mean_G = np.array([combination_P @ fit.theta_P for fit in fits])
+        sd_G = np.sqrt([combination_P @ self._covariance(fit) @ combination_P for fit in fits])
+        return Distribution(mean_G, sd_G, np.array([df for _, df in noise]), self.weight_G, seeds_share=1.0)
+
+
+def law_of_ladder(ladder: Ladder, asymptote: float | None = None, prior: Prior | None = None) -> LadderLaw:
+    """`asymptote`: L_inf [nat/token], pinned. Raises ValueError for one that is not below every loss."""
+    lowest = float(np.exp(ladder.mean_N.min()))
+    if asymptote is not None and not 0 <= asymptote < lowest:
+        told = f"the asymptote {asymptote:g} is not between 0 and the lowest loss, {lowest:.4g}"
+        raise ValueError(f"{told}; leave it out, and it is fitted")
+    has_drift = int(ladder.is_setting_N.sum()) > 2
+    pairs = []
+    for starts, law, is_first_free in _forms(lowest, asymptote):
+        free_P = np.array([is_first_free, True, True, True, True])
+        fits = []
+        for drift in (False, True) if has_drift else (False, False):
+            n = 4 + drift
+            found = [solve(ladder, start_of(ladder, share, n), free_P[:n], law) for share in starts]
+            fits.append(min((each for each in found if each.is_within(lowest)), key=lambda each: each.cost, default=None))
+        if None not in fits:
+            pairs.append(FormFit(*fits))
+    return LadderLaw(ladder=ladder, fits=pairs, prior=prior)
+
+
+def _forms(lowest: float, asymptote: float | None):
+    """Starts, the law, and whether its first parameter is free."""
+    if asymptote is not None:
+        return [((asymptote / lowest,), offset_law, False)]
+    return [(STARTS[1:], offset_law, True), ((0.0,), offset_law, False), ((0.0,), parabola, True)]
+
+
+def _worth(found: Distribution) -> Worth:
+    lo, hi = found.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+    return Worth(found.estimate, (hi - lo) / 2)

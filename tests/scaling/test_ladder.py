@@ -1,0 +1,114 @@
+"""Ladders, one run at each of several budgets: planted multipliers, bent laws, drifts, and what real tables have."""
+
+import numpy as np
+import pytest
+
+from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.scaling.ladder import law_of_ladder
+from sparsedepth.scaling.multiplier import ladder_of
+
+C_B = np.geomspace(2e17, 6.4e18, 6)
+SD = 0.004
+"""Of a run [nat/token]."""
+
+
+def straight(C_B):
+    return 1.9 + 4.1 * (C_B / 1e16) ** -0.13
+
+
+def bent(C_B):
+    """Two power laws."""
+    return 1.7 + 3.0 * (C_B / 1e16) ** -0.10 + 1.4 * (C_B / 1e16) ** -0.35
+
+
+def ladder(law, ends, rng, noise=None, C_B=C_B):
+    """The setting has the loss of the baseline at `ends` times the compute, from the least to the largest budget."""
+    noise = noise or (lambda n: rng.normal(0, SD, n))
+    worth_B = np.geomspace(*ends, len(C_B))
+    sides = {False: law(C_B), True: law(C_B * worth_B)}
+    losses = {
+        (is_setting, C): {0: loss}
+        for is_setting, loss_B in sides.items()
+        for C, loss in zip(C_B, loss_B + noise(len(C_B)), strict=True)
+    }
+    return ladder_of(losses, {})
+
+
+def score(n_draws, world, ends):
+    """Shares over draws; 'covered' of the shared worth, 'ends' of that at the least and at the largest budget."""
+    found = {name: [] for name in ("covered", "shown", "drift", "ends", "beyond", "half")}
+    for number in range(n_draws):
+        law = law_of_ladder(world(np.random.default_rng([number, round(1000 * ends[0])])))
+        lo, hi = law.worth.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+        truth = np.log(ends).mean()
+        found["covered"].append(lo <= truth <= hi)
+        found["half"].append((hi - lo) / 2)
+        found["drift"].append(law.has_drift)
+        found["shown"].append(max(law.p_any, law.judged_by.p) < ALPHA)
+        C = law.ladder.C_N
+        slope = np.log(ends[1] / ends[0]) / np.log(C.max() / C.min())
+        for name, budget, at in (
+            ("ends", C.min(), np.log(ends[0])),
+            ("ends", C.max(), np.log(ends[1])),
+            ("beyond", 4 * C.max(), np.log(ends[1]) + slope * np.log(4)),
+        ):
+            low, high = law.worth_at(budget).quantiles([ALPHA / 2, 1 - ALPHA / 2])
+            found[name].append(low <= at <= high)
+    return {name: float(np.median(of) if name == "half" else np.mean(of)) for name, of in found.items()}
+
+
+draws = pytest.mark.parametrize("n_draws", [20, pytest.param(300, marks=pytest.mark.slow)])
+
+
+@draws
+@pytest.mark.parametrize("law", [straight, bent], ids=["straight", "bent"])
+def test_a_setting_that_is_worth_nothing(law, n_draws):
+    of = score(n_draws, lambda rng: ladder(law, (1.0, 1.0), rng), (1.0, 1.0))
+    print(of)
+    whole = n_draws == 300
+    assert of["covered"] >= (0.93 if whole else 0.75) and of["shown"] <= (22 / 300 if whole else 0.25)
+    assert of["ends"] >= (0.93 if whole else 0.75) and of["beyond"] >= (0.93 if whole else 0.75)
+
+
+@draws
+@pytest.mark.parametrize(("worth", "least"), [(1.15, 1.0), (1.05, 0.8)])
+def test_a_setting_that_is_worth_the_same_at_every_size(worth, least, n_draws):
+    of = score(n_draws, lambda rng: ladder(straight, (worth, worth), rng), (worth, worth))
+    print(of)
+    whole = n_draws == 300
+    assert of["covered"] >= (0.93 if whole else 0.75) and of["shown"] >= least - (0 if whole else 0.15)
+    assert of["half"] <= 0.04 and of["drift"] <= (22 / 300 if whole else 0.25)
+
+
+@draws
+@pytest.mark.parametrize(("first", "least"), [(1.25, 0.98), (1.10, 0.6)])
+def test_a_gain_that_fades(first, least, n_draws):
+    of = score(n_draws, lambda rng: ladder(straight, (first, 1.0), rng), (first, 1.0))
+    print(of)
+    whole = n_draws == 300
+    assert of["ends"] >= (0.93 if whole else 0.75) and of["drift"] >= least - (0 if whole else 0.2)
+
+
+def heavy(rng):
+    return lambda n: SD * rng.standard_t(3, n) / np.sqrt(3)
+
+
+def misfit_at_the_ends(rng):
+    """The largest and the least budget are off the law three times as far."""
+    return lambda n: rng.normal(0, SD, n) * np.where(np.isin(np.arange(n), (0, n - 1)), 3, 1)
+
+
+def one_size_without_its_lr(rng):
+    """One budget of one side was not tuned again, and lost .02."""
+    return lambda n: rng.normal(0, SD, n) + 0.02 * (np.arange(n) == rng.integers(2 * n))
+
+
+@draws
+@pytest.mark.parametrize("noise", [heavy, misfit_at_the_ends, one_size_without_its_lr])
+@pytest.mark.parametrize("n_budgets", [4, 6])
+def test_tables_as_people_have_them(noise, n_budgets, n_draws):
+    C = C_B[:n_budgets]
+    whole = n_draws == 300
+    of = score(n_draws, lambda rng: ladder(bent, (1.0, 1.0), rng, noise(rng), C), (1.0, 1.0))
+    print(noise.__name__, n_budgets, of)
+    assert of["covered"] >= (0.93 if whole else 0.75) and of["shown"] <= (22 / 300 if whole else 0.25)
