@@ -367,6 +367,9 @@ class JudgeCommand:
     baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None
     variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None
     column: Annotated[option.Settings | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None
+    asymptote: Annotated[
+        float | None, typer.Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")
+    ] = None
     deadline: option.Deadline = 60.0
 
     def compute(self) -> "Judgement":
@@ -376,7 +379,7 @@ class JudgeCommand:
         pairs = given.items() if isinstance(given, Mapping) else [text.partition("=")[::2] for text in given]
         if wrong := [name for name, value in pairs if not (name and value)]:
             raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
-        return judgement_of(Path(self.table), dict(pairs), self.baseline, self.variant, self.deadline)
+        return judgement_of(Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline)
 
 
 @option.command

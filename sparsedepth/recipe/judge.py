@@ -21,6 +21,7 @@ from scipy.special import ndtr
 
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
+from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
 from sparsedepth.recipe.judge_table import TableRuns, read_runs
 from sparsedepth.recipe.variants import variant_effects
 from sparsedepth.scaling.multiplier import MIN_BUDGETS
@@ -54,6 +55,8 @@ class Judgement:
     is_paired: bool
     used: str
     """'10 of 12 runs, 2 without a loss', and what was done to names and values."""
+    ladder: JudgedLadder | None = None
+    """Of one run at each budget, whose table has columns of its own."""
 
     @property
     def verdict(self) -> str:
@@ -67,10 +70,11 @@ def judge(
     columns: Mapping[str, str] | None = None,
     baseline: str | None = None,
     variant: str | None = None,
+    asymptote: float | None = None,
     deadline: float = SECONDS,
 ) -> Judgement:
-    """The verdicts, of all variants or of one; `deadline`: seconds without progress in which the table must be read.
-    Raises ValueError, one line."""
+    """The verdicts, of all variants or of one. `asymptote`: L_inf of the law of a ladder, pinned; `deadline`: seconds
+    without progress in which the table must be read. Raises ValueError, one line."""
     table = read_runs(path, columns or {}, deadline)
     runs = table.runs
     baseline, variant = _baseline(runs, baseline and by_value(baseline)), variant and by_value(variant)
@@ -80,6 +84,11 @@ def judge(
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
     losses = _losses(runs)
+    if table.is_ladder and len(losses[baseline]) >= MIN_BUDGETS:
+        return _of_ladder(table, losses, baseline, variant, asymptote)
+    if asymptote is not None:
+        told = f"--asymptote {asymptote:g} is for a ladder: one run at each of {MIN_BUDGETS} budgets or more"
+        raise ValueError(f"{told}; leave it out")
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
     pairs = {name: _pair(losses, n_runs, name, baseline) for name in others}
     seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
@@ -100,6 +109,22 @@ def judge(
         is_paired=is_paired,
         used=_used(table, pairs),
     )
+
+
+def _of_ladder(
+    table: TableRuns, losses: "LossesOf", baseline: str, variant: str | None, asymptote: float | None
+) -> Judgement:
+    known = {name: {C: of for C, of in own.items() if of} for name, own in losses.items()}
+    speed = np.log(table.runs["throughput"]).groupby([table.runs["variant"], table.runs["budget"]]).mean()
+    speeds = {name: (speed[name] - speed[baseline]).dropna().to_numpy() for name in losses}
+    found = judge_ladder(known, baseline, speeds, asymptote)
+    n_runs = sum(len(of) for own in known.values() for of in own.values())
+    rest = {"without a loss": len(table.runs) - n_runs}
+    shown = [row for row in found.table.rows if variant in (None, row[0])]
+    return Judgement(
+        columns=table.columns, baseline=baseline, table=QueryResult(found.table.columns, tuple(shown)), luck=None,
+        is_paired=False, used=used_text(n_runs, len(table.runs), rest, True, table.notes), ladder=found,
+    )  # fmt: skip
 
 
 def _add_worth(row: Row, worth: Speedup, log_speed: float, reason: str) -> None:
@@ -160,7 +185,10 @@ class JudgedPair(NamedTuple):
     n_lost: tuple[int, int]
 
 
-def _losses(runs: pd.DataFrame) -> Mapping[str, Mapping[float, _Losses]]:
+LossesOf = Mapping[str, Mapping[float, _Losses]]
+
+
+def _losses(runs: pd.DataFrame) -> LossesOf:
     """Variant -> budget -> seed -> loss."""
     losses = defaultdict[str, dict[float, _Losses]](dict)
     for name, budget, seed, loss in runs[["variant", "budget", "seed", "loss"]].itertuples(index=False):

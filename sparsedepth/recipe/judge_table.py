@@ -6,7 +6,7 @@ budget, are a ladder: one run at each. A missing loss is a run that diverged. FL
 seed has two runs there."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +25,14 @@ NAMES = {
     "budget": ("train_flops", "flops", "compute", "train_tokens", "num_tokens", "tokens", "steps"),
     "throughput": ("tokens_per_second", "tokens_per_s", "tok_s", "tokens_s", "throughput"),
     "size": ("params", "n_params", "num_params", "params_total", "parameters", "model_size"),
+    "tokens": ("train_tokens", "num_tokens", "tokens"),
 }  # fmt: skip
 """What a column is -> the names by which it is found, in this order."""
-NUMBERS = ("loss", "budget", "throughput", "size")
+NUMBERS = ("loss", "budget", "throughput", "size", "tokens")
 REQUIRED = ("variant", "loss")
+MIXED = 100.0
+"""FLOPs over 6 x parameters x tokens may differ by this factor between rows of one unit."""
+DISAGREEING = 0.1
 RUN = ["variant", "budget", "seed"]
 
 
@@ -63,8 +67,8 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     if re.search(r"(?<![a-z])(acc(uracy)?|score|exact_match|f1)(?![a-z0-9])", found["loss"].lower()):
         told = f"column {found['loss']!r} is better when higher, and a loss is better when lower"
         raise ValueError(f"{told}; add a column 'error' with 1 minus it, and give --column loss=error")
-    if "seed" in found and "size" not in given:
-        found.pop("size", None)  # it is asked for where no column tells runs apart
+    if "tokens" not in given and not ({"size", "budget"} <= {*found} and _is_flops(found)):
+        found.pop("tokens", None)  # it is compared with FLOPs and size
     return {name: found[name] for name in NAMES if name in found}
 
 
@@ -74,7 +78,11 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
         runs, notes = _rows(path, table, names), table.notes
-    is_ladder = "seed" not in names and _is_ladder(runs, path)
+    is_ladder = _is_ladder(runs, path, has_runs="seed" in names)
+    if not is_ladder:
+        names = {kind: name for kind, name in names.items() if kind in given or kind not in ("size", "tokens")}
+    elif "tokens" in names and _is_flops(names):
+        notes = [*notes, *_against_size(runs, path)]
     twice = runs[runs.duplicated(RUN, keep=False)]
     if len(twice):
         first = twice.iloc[0]
@@ -105,11 +113,18 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     return runs.sort_values([*RUN, "loss", "row"], ignore_index=True)
 
 
-def _is_ladder(runs: pd.DataFrame, path: Path) -> bool:
-    """Whether rows that no column tells apart are one run at each budget; False where each variant has one row. Raises
-    ValueError where they may be evaluations of one run."""
+def _is_ladder(runs: pd.DataFrame, path: Path, has_runs: bool) -> bool:
+    """Whether the rows are one run at each budget: the model grows with it, or each row has a run or seed of its own;
+    False where a variant has one row. `has_runs`: a column tells runs apart. Raises ValueError where without one rows
+    may be evaluations of one run."""
     of_variants = runs.groupby("variant")
     steps = of_variants[["budget", "size"]].pct_change()[of_variants.cumcount() > 0]
+    if has_runs:
+        budget = budget_of(runs["budget"].where(runs["budget"] > 0))
+        at_budgets = runs.groupby(["variant", budget])["seed"].nunique()
+        is_own = of_variants["seed"].nunique() == of_variants.size()
+        is_grown = ((steps["budget"] <= MATCHED) | (steps["size"] > 0)).all()
+        return len(at_budgets) > len(is_own) and at_budgets.median() == 1 and bool(is_own.all() or is_grown)
     if len(steps) and not ((steps["budget"] > MATCHED) & (steps["size"] > 0)).all():
         raise ValueError(
             f"{path}: no column tells runs apart, and evaluations of one run are no seeds; name the column of seeds "
@@ -118,9 +133,27 @@ def _is_ladder(runs: pd.DataFrame, path: Path) -> bool:
     return len(steps) > 0
 
 
+def _is_flops(names: Mapping[str, str]) -> bool:
+    return bool(re.search("flop|compute", names.get("budget", "").lower()))
+
+
+def _against_size(runs: pd.DataFrame, path: Path) -> Iterator[str]:
+    """A note where FLOPs are not 6 parameters x tokens. Raises ValueError where rows have other units."""
+    share = (runs["budget"] / (6 * runs["size"] * runs["tokens"])).dropna()
+    if share.empty:
+        return
+    if share.max() > MIXED * share.min():
+        low, high = runs["row"][share.idxmin()], runs["row"][share.idxmax()]
+        told = f"FLOPs are {share.min():.2g} times 6 x parameters x tokens in row {low}, {share.max():.2g} in row {high}"
+        raise ValueError(f"{path}: {told}; write all budgets in one unit")
+    off = share[(share - 1).abs() > DISAGREEING]
+    if len(off):
+        yield f"FLOPs are {off.min():.2f} to {off.max():.2f} times 6 x parameters x tokens in {len(off)} of {len(runs)} rows"
+
+
 def _one_budget(runs: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """The runs with FLOPs within 1% as one budget, unless these are points of one run."""
-    if not re.search("flop|compute", names.get("budget", "").lower()):
+    if not _is_flops(names):
         return runs
     merged = runs.assign(budget=budget_of(runs["budget"]))
     return runs if merged.duplicated(RUN).any() else merged

@@ -144,6 +144,14 @@ class LadderLaw:
             middle_N[n], half_N[n] = np.exp(band.estimate), (hi - lo) / 2
         return middle_N, half_N
 
+    @property
+    def left(self) -> tuple[float, float]:
+        """The variance of ln L that the likeliest form leaves of the differences, with a drift where there is room for
+        one, and its degrees of freedom: what a `Prior` is made from."""
+        fit = self.fits[int(self.weight_G.argmax())]
+        drifting = self._noise(fit.drifting)
+        return drifting if drifting[1] >= 1 else self._noise(fit.steady)
+
     def law_of_both(self) -> LawOfBoth:
         """As that of several seeds, each budget with its drift."""
         worths = [self.worth_at(C) for C in self.ladder.C_N[self.ladder.is_setting_N].tolist()]

@@ -284,15 +284,22 @@ def _by_slope(ladder: Ladder, setting: int) -> Worth:
 
 def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[Cell, float]) -> Ladder | None:
     """From (is the setting, FLOPs) -> seed -> loss, and -> the variance by the choice of lr. Of seeds that have all
-    cells: most cells, for at most a third of the seeds. None where no seed is in three budgets of the baseline and one
-    of the setting."""
+    cells: most cells, for at most a third of the seeds. Where no two seeds are in three budgets of the baseline and one
+    of the setting, every cell is one run, its mean over seeds; None for fewer cells."""
     blocks = [block for block in blocks_of(losses) if _is_enough([is_setting for is_setting, _ in block[1]])]
-    if not blocks:
-        return None
-    most = max(len(seeds) for seeds, _ in blocks)
-    enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
-    seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
-    loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
+    most = max((len(seeds) for seeds, _ in blocks), default=0)
+    n_seeds = [len(of) for of in losses.values() if of]
+    if n_seeds and np.median(n_seeds) > 1:
+        if not most:
+            return None
+        enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
+        seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
+        loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
+    else:
+        cells = sorted(cell for cell, of in losses.items() if of)
+        if not _is_enough([is_setting for is_setting, _ in cells]):
+            return None
+        loss_SN = np.array([[np.mean([*losses[cell].values()]) for cell in cells]])
     is_setting_N, C_N = (np.array(column) for column in zip(*cells, strict=True))
     return Ladder(
         C_N=C_N, is_setting_N=is_setting_N.astype(bool), log_loss_SN=np.log(loss_SN),

@@ -39,6 +39,9 @@ SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
 Key = TypeVar("Key", float, tuple[bool, float])
+_TRUNK = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
+TRAINING = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {_TRUNK} ELSE run_id END)"
+"""SQL: branches of one trunk, and imported rows of one cluster, are one training run."""
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
@@ -88,11 +91,8 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     if unknown := [name for name in cluster if name not in columns]:
         hint = "name run, or columns such as d_model,n_layers"
         raise ValueError(f"--cluster {unknown[0]!r} is no column of runs; {hint}")
-    # Branches of one trunk are one training run: they differ in their budget alone.
-    trunk = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
-    own = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {trunk} ELSE run_id END)"
     names = cluster or ["run"]
-    parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in names]
+    parts = [TRAINING if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in names]
     key = " || ' ' || ".join(parts)  # NULL if any part is
     with open_store(source) as store:
         condition = store.condition(where or "true")
@@ -170,6 +170,7 @@ def budget_rows(
     settings = read_settings(store)
     runs = store.frame(
         f"SELECT run_id, seed, outcome, train_flops, tokens_per_second, device, started, {loss} AS loss, "
+        f"{TRAINING} AS training, "
         f"{', '.join(CELL_FIELDS)} FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second "
         f"FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT}"
     )
@@ -193,6 +194,7 @@ def budget_rows(
         "device",
         "started",
         "outcome",
+        "training",
     ]
     types = {"n_layers": int, "train_flops": float, "loss": float}
     runs = runs[["run_id", *names, *DATA]].fillna({"seed": -1}).astype(types)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, Worth, ladder_of, law_of_both
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
@@ -30,6 +31,7 @@ FARTHEST = 100.0
 """Times the largest budget, or below the smallest: a multiplier that reaches farther is none."""
 HOURS = 12.0
 """Between the starts of two runs whose speeds are compared."""
+NO_NOISE = "one seed, and one training or one budget: no interval"
 NUMBERS = (
     *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
     *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
@@ -59,16 +61,17 @@ class Speedup:
 
 
 def worth_of(
-    baseline: Losses, setting: Losses, lr_variance: Mapping[Cell, float] | None = None
+    baseline: Losses, setting: Losses, lr_variance: Mapping[Cell, float] | None = None, *, is_one_run: bool = False
 ) -> dict[float, Speedup]:
-    """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. Raises
-    ValueError where the baseline has no law."""
+    """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. `is_one_run`:
+    the budgets of a seed are those of one training. Raises ValueError where the baseline has no law."""
     check_baseline(baseline)
     cells = {(is_setting, C): of for is_setting, side in ((False, baseline), (True, setting)) for C, of in side.items()}
     ladder = ladder_of(cells, lr_variance or {})
     if ladder is None:
         return dict.fromkeys(setting, Speedup(multiplier=None, reason="no seed in common with the baseline"))
-    found = law_of_both(ladder)
+    is_ladder = ladder.n_seeds == 1 and ladder.is_setting_N.sum() > 1 and not is_one_run
+    found = law_of_ladder(ladder).law_of_both() if is_ladder else law_of_both(ladder)
     known = dict(zip(ladder.C_N[ladder.is_setting_N].tolist(), found.worth_B, strict=True))
     other_seeds = Speedup(multiplier=None, reason="its seeds are not those of the other budgets")
     return {C: _speedup(ladder, found, C, known[C]) if C in known else other_seeds for C in setting}
@@ -96,7 +99,7 @@ def _speedup(ladder: Ladder, found: LawOfBoth, C: float, worth: Worth) -> Speedu
         return Speedup(multiplier=None, n_pairs=ladder.n_seeds, law=found, reason=beyond_law(FARTHEST))
     log_lo, log_hi = (None, None) if worth.half is None else (worth.log_m - worth.half, worth.log_m + worth.half)
     if worth.half is None:
-        reason = "one seed: no interval"
+        reason = NO_NOISE
     elif found.is_rejected:
         reason = law_rejected(found.p_misfit)
     else:
@@ -172,7 +175,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
             losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
             if is_matched and done["effect"].isna().all():  # the variance is that of the difference
                 lr_variance[True, C] += lr_variance[False, nearest]
-    worths = worth_of(budgets, losses, lr_variance)
+    worths = worth_of(budgets, losses, lr_variance, is_one_run=any(map(_shares_a_training, (baseline, runs))))
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in zip(flops, of_setting, strict=True):
         n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
@@ -181,6 +184,11 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
         fields = {BUDGET: int(runs_at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
         yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+
+
+def _shares_a_training(runs: pd.DataFrame) -> bool:
+    """Whether budgets of one side are points, or branches, of one training."""
+    return bool(runs["training"].duplicated().any())
 
 
 def _nearest(budgets: Losses, C: float) -> float:
@@ -204,7 +212,8 @@ def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict
 def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
     if law is None:
         return (None,) * 5
-    name = "slopes" if law.is_rejected else "power law with drift" if law.has_drift else "power law"
+    form = "laws" if law.steady else "power law"  # a ladder's are a mixture of forms
+    name = "slopes" if law.is_rejected else f"{form} with drift" if law.has_drift else form
     return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha
 
 

@@ -1,11 +1,13 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.scaling import multiplier_text
+from sparsedepth.words.scaling import flops_text, multiplier_text
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable
 
 def judgement_lines(found: "Judgement") -> list[str]:
     """What was read, the table, and the answer."""
+    if found.ladder is not None:
+        return ladder_lines(found)
     records = found.table.records()
     read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
     by = "paired by seed" if found.is_paired else "seeds taken as independent"
@@ -39,6 +43,55 @@ def judgement_lines(found: "Judgement") -> list[str]:
         rest = "; not shown: the others" if len(worse) < len(records) else ""
         return [*lines, f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}."]
     return [*lines, f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."]
+
+
+LADDER_SHOWN = ("variant", "multiplier", "lo", "hi", "p_adjusted", "p_drift", "detectable", "verdict", "budgets")
+
+
+def ladder_lines(found: "Judgement") -> list[str]:
+    """What was read, the table of multipliers, and the answer for each variant, a sentence each."""
+    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
+    records = found.table.records()
+    better = [record["variant"] for record in records if record["verdict"] == "better"]
+    return [
+        f"read: {read}; baseline: {found.baseline!r}",
+        f"used: {found.used}",
+        "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
+        "budgets; 95% intervals of the runs about that law and of its form",
+        fitted_table(found.table.of_columns([*LADDER_SHOWN]), ("p_drift", "detectable")).text,
+        *(f"{record['variant']!r}: {ladder_sentence(record)}." for record in records),
+        f"Better: {', '.join(map(repr, better))}." if better else "Not shown: no variant is better beyond noise."
+        if not all(record["verdict"] == "worse" for record in records)
+        else "Worse: every variant.",
+    ]
+
+
+def ladder_sentence(record: Row) -> str:
+    """'worth 1.15 times the compute (1.08 to 1.22) at every size; extrapolated: 1.16 (1.02 to 1.31) at 2.6e19'"""
+    if record["multiplier"] is None:
+        return f"withheld: {record['reason']}"
+    if record["lo"] is None:
+        return f"about {record['multiplier']:.3g} times the compute; not shown: {record['reason']}"
+    if record["p_drift"] is not None and record["p_drift"] < ALPHA:
+        first, last = record["at_smallest"], record["at_largest"]
+        word = "fading" if abs(math.log(last)) < abs(math.log(first)) else "growing"
+        text = f"{word}: {_at(record, 'at_smallest', 'smallest_budget')}, {_at(record, 'at_largest', 'largest_budget')}"
+    else:
+        text = multiplier_text(record["multiplier"], record["lo"], record["hi"], " times the compute")
+        text = f"worth {text} at every size"
+    if record["verdict"] == "not shown":
+        text = f"not shown: {text}; a gain of {record['detectable']:.3g} times would probably have been seen"
+    if record["beyond"] is not None:
+        text += f"; extrapolated: {_at(record, 'beyond', 'beyond_budget')}"
+    if record["time_multiplier"] is not None:
+        ends = record["time_multiplier"], record["time_lo"], record["time_hi"]
+        text += f"; {multiplier_text(*ends, ' times the time')}"
+    return text
+
+
+def _at(record: Row, name: str, budget: str) -> str:
+    ends = record[name], record[f"{name}_lo"], record[f"{name}_hi"]
+    return f"{multiplier_text(*ends)} at {flops_text(record[budget])}"
 
 
 def _gain(record: Row) -> str:

@@ -51,6 +51,7 @@ def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) ->
         train_tokens=tokens,
         device="cpu",
         outcome="ok",
+        training=[f"run {number}" for number in range(len(rows))],
         effect=np.nan,
         effect_sd=np.nan,
         lr_variance=0.0,

@@ -1,0 +1,120 @@
+"""The verdict on each variant of a ladder: one run at each of several budgets (`scaling.ladder`).
+
+What decides is ln m, the compute that a variant is worth: at every budget, or at the largest where it drifts. The
+variants are one family (Dunnett, as each has the baseline's part of the noise); with three or more of them the noise of
+each is drawn to that of the others (`variants.prior_of`)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsedepth.effects.verdict import Distribution, adjusted, interval_and_detectable, level_of
+from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.recipe.variants import prior_of
+from sparsedepth.scaling.ladder import BEYOND, LadderLaw, Prior, law_of_ladder
+from sparsedepth.scaling.multiplier import ladder_of
+from sparsedepth.scaling.speedup import FARTHEST, Losses, check_baseline, in_time
+from sparsedepth.scaling.speedup import Speedup as Worth
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.scaling import beyond_law
+
+COLUMNS = (
+    *("variant", "multiplier", "lo", "hi", "p_adjusted", "detectable", "verdict", "budgets", "effect", "p_drift"),
+    *("smallest_budget", "at_smallest", "at_smallest_lo", "at_smallest_hi"),
+    *("largest_budget", "at_largest", "at_largest_lo", "at_largest_hi"),
+    *("beyond_budget", "beyond", "beyond_lo", "beyond_hi", "time_multiplier", "time_lo", "time_hi"),
+    *("reason", "baseline"),
+)
+SHARED = 0.5
+"""The baseline's share of the variance of a difference."""
+MIN_POOLED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedLadder:
+    table: QueryResult
+    """A row for each variant, that worth most first."""
+    laws: Mapping[str, LadderLaw]
+
+
+def judge_ladder(
+    losses: Mapping[str, Losses], baseline: str, log_speeds: Mapping[str, np.ndarray], asymptote: float | None = None
+) -> JudgedLadder:
+    """Of variant -> budget [FLOPs] -> run -> loss. `log_speeds`: variant -> ln of its speed over the baseline's, at the
+    budgets where both are known. Raises ValueError where the baseline has no law, or the asymptote is not below it."""
+    check_baseline(losses[baseline])
+    laws = _laws(losses, baseline, asymptote)
+    judged_by = {name: found for name, law in laws.items() if (found := law.judged_by) is not None}
+    p_J = np.array([max(laws[name].p_any, found.p) for name, found in judged_by.items()])
+    shared_J = np.full(len(p_J), SHARED)
+    p_adjusted = dict(zip(judged_by, adjusted(p_J, shared_J).tolist(), strict=True)) if judged_by else {}
+    level = level_of(shared_J) if judged_by else ALPHA
+    rows = []
+    for name in losses:
+        if name == baseline:
+            continue
+        row = dict.fromkeys(COLUMNS) | {"variant": name, "baseline": baseline, "verdict": "not shown"}
+        row["budgets"] = len(losses[name])
+        if name not in laws:
+            row["reason"] = "none of its runs has a loss"
+        elif name not in judged_by:
+            row["reason"] = "one budget beside the baseline's leaves no noise to judge by; run it at three or more"
+            row |= _number(laws[name], asymptote)
+        else:
+            row |= _row(laws[name], judged_by[name], p_adjusted[name], level, log_speeds.get(name, np.array([])))
+        rows.append(row)
+    rows.sort(key=lambda row: -math.inf if row["multiplier"] is None else row["multiplier"], reverse=True)
+    return JudgedLadder(
+        table=QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows)), laws=laws
+    )
+
+
+def _laws(losses: Mapping[str, Losses], baseline: str, asymptote: float | None) -> dict[str, LadderLaw]:
+    ladders = {}
+    for name, own in losses.items():
+        cells = {(False, C): of for C, of in losses[baseline].items()} | {(True, C): of for C, of in own.items()}
+        if name != baseline and (ladder := ladder_of(cells, {})) is not None:
+            ladders[name] = ladder
+    laws = {name: law_of_ladder(ladder, asymptote) for name, ladder in ladders.items()}
+    left = [law.left for law in laws.values()]
+    known = np.array([(variance, df) for variance, df in left if df >= 1 and variance > 0])
+    if len(known) < MIN_POOLED:
+        return laws
+    d0, variance = prior_of(*known.T)
+    prior = Prior(df=d0, variance=variance, most=float(known[:, 1].sum()))
+    return {name: law_of_ladder(ladder, asymptote, prior) for name, ladder in ladders.items()}
+
+
+def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:
+    lo, hi, detectable = interval_and_detectable(found, level)
+    multiplier, lo, hi = (math.exp(np.clip(end, -50, 50)) for end in (found.estimate, lo, hi))
+    C_B = law.ladder.C_N[law.ladder.is_setting_N]
+    largest = float(C_B.max())
+    row: dict[str, Any] = {
+        "p_drift": None if law.drift is None else law.drift.p,
+        "effect": law.difference(found.estimate, largest),
+    }
+    places = {"smallest": float(C_B.min()), "largest": largest, "beyond": BEYOND * largest}
+    for place, C in places.items():
+        row[f"{place}_budget"] = C
+        if (at := law.worth_at(C)) is not None:
+            key = place if place == "beyond" else f"at_{place}"
+            ends = at.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+            row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(math.exp, (at.estimate, *ends)), strict=True))
+    if max(multiplier, 1 / multiplier) > FARTHEST:
+        return row | {"reason": beyond_law(FARTHEST)}
+    timed = in_time(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
+    row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": math.exp(detectable)}
+    row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
+    return row | {"verdict": "not shown" if not p < ALPHA else "better" if multiplier > 1 else "worse"}
+
+
+def _number(law: LadderLaw, asymptote: float | None) -> dict[str, Any]:
+    """The multiplier alone."""
+    log_m = float(law.weight_G @ [fit.steady.theta_P[3] for fit in law.fits])
+    return {"multiplier": math.exp(np.clip(log_m, -50, 50))}
+
+
