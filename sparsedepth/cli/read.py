@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsedepth.recipe.judge import Judgement
+    from sparsedepth.recipe.judge_target import TargetJudgement
     from sparsedepth.report.answers import Answer
     from sparsedepth.store.best import Ranking
     from sparsedepth.store.connection import Store
@@ -356,7 +357,8 @@ def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:
 
 @dataclass(frozen=True)
 class JudgeCommand:
-    """The verdict on each variant in a table of runs: `verdict`, and a row for each in `table`, a QueryResult.
+    """The verdict on each variant in a table of runs: `verdict`, and a row for each in `table`, a QueryResult. With
+    `target` [nat/token] its losses are compared with that number, else with those of the baseline.
 
     Raises ValueError for a table that cannot be read, columns that are not found, or a baseline that is not there."""
 
@@ -370,16 +372,26 @@ class JudgeCommand:
     asymptote: Annotated[
         float | None, typer.Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")
     ] = None
+    target: Annotated[
+        float | None, typer.Option(help="is each variant's mean loss below this one? p < .01, one-sided")
+    ] = None
     deadline: option.Deadline = 60.0
 
-    def compute(self) -> "Judgement":
+    def compute(self) -> "Judgement | TargetJudgement":
         from sparsedepth.recipe.judge import judge as judgement_of
+        from sparsedepth.recipe.judge_target import judge_target
 
         given = self.column or {}
         pairs = given.items() if isinstance(given, Mapping) else [text.partition("=")[::2] for text in given]
         if wrong := [name for name, value in pairs if not (name and value)]:
             raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
-        return judgement_of(Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline)
+        if self.target is None:
+            return judgement_of(
+                Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline
+            )
+        if beside := [name for name in ("baseline", "asymptote") if getattr(self, name) is not None]:
+            raise ValueError(f"--{beside[0]} is for comparing variants, and --target compares with a number; drop one")
+        return judge_target(Path(self.table), dict(pairs), self.target, self.variant, self.deadline)
 
 
 @option.command
@@ -388,11 +400,13 @@ def judge(given: JudgeCommand, format: option.Format = None, out: option.OutFile
 
     Exit code 0: one is better, 3: not shown, 4: one is worse and none better."""
     from sparsedepth.recipe.judge import EXIT_CODES
-    from sparsedepth.words.judge import judgement_lines
+    from sparsedepth.recipe.judge_target import TargetJudgement
+    from sparsedepth.words.judge import judgement_lines, target_lines
 
     format = choose_format(format, out)
     found = given.compute()
-    write(_text(judgement_lines(found)) if format == "table" else encode(found.table, format), out)
+    lines = target_lines(found) if isinstance(found, TargetJudgement) else judgement_lines(found)
+    write(_text(lines) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
 
 

@@ -114,11 +114,13 @@ def judge(
 def _of_ladder(
     table: TableRuns, losses: "LossesOf", baseline: str, variant: str | None, asymptote: float | None
 ) -> Judgement:
-    known = {name: {C: of for C, of in own.items() if of} for name, own in losses.items()}
+    known = {
+        name: {C: {0: float(np.mean([*of.values()]))} for C, of in own.items() if of} for name, own in losses.items()
+    }
     speed = np.log(table.runs["throughput"]).groupby([table.runs["variant"], table.runs["budget"]]).mean()
     speeds = {name: (speed[name] - speed[baseline]).dropna().to_numpy() for name in losses}
     found = judge_ladder(known, baseline, speeds, asymptote)
-    n_runs = sum(len(of) for own in known.values() for of in own.values())
+    n_runs = int(table.runs["loss"].notna().sum())
     rest = {"without a loss": len(table.runs) - n_runs}
     shown = [row for row in found.table.rows if variant in (None, row[0])]
     return Judgement(

@@ -5,7 +5,7 @@ variants are one family (Dunnett, as each has the baseline's part of the noise);
 each is drawn to that of the others (`variants.prior_of`)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.variants import prior_of
 from sparsedepth.scaling.ladder import BEYOND, LadderLaw, Prior, law_of_ladder
 from sparsedepth.scaling.multiplier import ladder_of
-from sparsedepth.scaling.speedup import FARTHEST, Losses, check_baseline, in_time
-from sparsedepth.scaling.speedup import Speedup as Worth
+from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
 
@@ -62,7 +61,8 @@ def judge_ladder(
             row["reason"] = "none of its runs has a loss"
         elif name not in judged_by:
             row["reason"] = "one budget beside the baseline's leaves no noise to judge by; run it at three or more"
-            row |= _number(laws[name], asymptote)
+            law = laws[name]
+            row["multiplier"] = _times(float(law.weight_G @ [fit.steady.theta_P[3] for fit in law.fits]))
         else:
             row |= _row(laws[name], judged_by[name], p_adjusted[name], level, log_speeds.get(name, np.array([])))
         rows.append(row)
@@ -90,7 +90,9 @@ def _laws(losses: Mapping[str, Losses], baseline: str, asymptote: float | None) 
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:
     lo, hi, detectable = interval_and_detectable(found, level)
-    multiplier, lo, hi = (math.exp(np.clip(end, -50, 50)) for end in (found.estimate, lo, hi))
+    multiplier, lo, hi = map(_times, (found.estimate, lo, hi))
+    if max(multiplier, 1 / multiplier) > FARTHEST:
+        return {"reason": beyond_law(FARTHEST)}
     C_B = law.ladder.C_N[law.ladder.is_setting_N]
     largest = float(C_B.max())
     row: dict[str, Any] = {
@@ -103,18 +105,12 @@ def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_
         if (at := law.worth_at(C)) is not None:
             key = place if place == "beyond" else f"at_{place}"
             ends = at.quantiles([ALPHA / 2, 1 - ALPHA / 2])
-            row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(math.exp, (at.estimate, *ends)), strict=True))
-    if max(multiplier, 1 / multiplier) > FARTHEST:
-        return row | {"reason": beyond_law(FARTHEST)}
+            row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(_times, (at.estimate, *ends)), strict=True))
     timed = in_time(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
-    row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": math.exp(detectable)}
+    row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": _times(detectable)}
     row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
     return row | {"verdict": "not shown" if not p < ALPHA else "better" if multiplier > 1 else "worse"}
 
 
-def _number(law: LadderLaw, asymptote: float | None) -> dict[str, Any]:
-    """The multiplier alone."""
-    log_m = float(law.weight_G @ [fit.steady.theta_P[3] for fit in law.fits])
-    return {"multiplier": math.exp(np.clip(log_m, -50, 50))}
-
-
+def _times(log: float) -> float:
+    return math.exp(min(max(log, -50.0), 50.0))

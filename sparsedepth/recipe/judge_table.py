@@ -78,11 +78,10 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
         runs, notes = _rows(path, table, names), table.notes
+    notes = [*notes, *(_against_size(runs, path) if _is_flops(names) else ())]
     is_ladder = _is_ladder(runs, path, has_runs="seed" in names)
     if not is_ladder:
         names = {kind: name for kind, name in names.items() if kind in given or kind not in ("size", "tokens")}
-    elif "tokens" in names and _is_flops(names):
-        notes = [*notes, *_against_size(runs, path)]
     twice = runs[runs.duplicated(RUN, keep=False)]
     if len(twice):
         first = twice.iloc[0]
@@ -124,7 +123,8 @@ def _is_ladder(runs: pd.DataFrame, path: Path, has_runs: bool) -> bool:
         at_budgets = runs.groupby(["variant", budget])["seed"].nunique()
         is_own = of_variants["seed"].nunique() == of_variants.size()
         is_grown = ((steps["budget"] <= MATCHED) | (steps["size"] > 0)).all()
-        return len(at_budgets) > len(is_own) and at_budgets.median() == 1 and bool(is_own.all() or is_grown)
+        has_budgets = len(at_budgets) > len(is_own) and at_budgets.median() == 1
+        return bool(has_budgets and (is_own.all() or is_grown))
     if len(steps) and not ((steps["budget"] > MATCHED) & (steps["size"] > 0)).all():
         raise ValueError(
             f"{path}: no column tells runs apart, and evaluations of one run are no seeds; name the column of seeds "
@@ -144,11 +144,14 @@ def _against_size(runs: pd.DataFrame, path: Path) -> Iterator[str]:
         return
     if share.max() > MIXED * share.min():
         low, high = runs["row"][share.idxmin()], runs["row"][share.idxmax()]
-        told = f"FLOPs are {share.min():.2g} times 6 x parameters x tokens in row {low}, {share.max():.2g} in row {high}"
+        told = (
+            f"FLOPs are {share.min():.2g} times 6 x parameters x tokens in row {low}, {share.max():.2g} in row {high}"
+        )
         raise ValueError(f"{path}: {told}; write all budgets in one unit")
     off = share[(share - 1).abs() > DISAGREEING]
     if len(off):
-        yield f"FLOPs are {off.min():.2f} to {off.max():.2f} times 6 x parameters x tokens in {len(off)} of {len(runs)} rows"
+        rows = f"in {len(off)} of {len(runs)} rows"
+        yield f"FLOPs are {off.min():.2f} to {off.max():.2f} times 6 x parameters x tokens {rows}"
 
 
 def _one_budget(runs: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

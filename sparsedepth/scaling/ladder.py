@@ -27,6 +27,7 @@ from sparsedepth.scaling.multiplier import (
     FittedLaw,
     Ladder,
     LawOfBoth,
+    Shape,
     Worth,
     offset_law,
     parabola,
@@ -207,17 +208,17 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None, prior: Prior |
     pairs = []
     for starts, law, is_first_free in _forms(lowest, asymptote):
         free_P = np.array([is_first_free, True, True, True, True])
-        fits = []
-        for drift in (False, True) if has_drift else (False, False):
-            n = 4 + drift
-            found = [solve(ladder, start_of(ladder, share, n), free_P[:n], law) for share in starts]
-            fits.append(min((each for each in found if each.is_within(lowest)), key=lambda each: each.cost, default=None))
-        if None not in fits:
-            pairs.append(FormFit(*fits))
+        found = [
+            [solve(ladder, start_of(ladder, share, n), free_P[:n], law) for share in starts]
+            for n in (4, 5 if has_drift else 4)
+        ]
+        within = [[each for each in of if each.is_within(lowest)] for of in found]
+        if all(within):
+            pairs.append(FormFit(*(min(of, key=lambda each: each.cost) for of in within)))
     return LadderLaw(ladder=ladder, fits=pairs, prior=prior)
 
 
-def _forms(lowest: float, asymptote: float | None):
+def _forms(lowest: float, asymptote: float | None) -> list[tuple[Sequence[float], Shape, bool]]:
     """Starts, the law, and whether its first parameter is free."""
     if asymptote is not None:
         return [((asymptote / lowest,), offset_law, False)]

@@ -12,6 +12,7 @@ from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.judge import Judgement
+    from sparsedepth.recipe.judge_target import TargetJudgement
 
 OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable")
 """Columns that a narrow terminal has no room for, the first to go first."""
@@ -45,6 +46,30 @@ def judgement_lines(found: "Judgement") -> list[str]:
     return [*lines, f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."]
 
 
+def target_lines(found: "TargetJudgement") -> list[str]:
+    """What was read, the table, and the answer for each variant."""
+    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
+    shown = found.table.of_columns([name for name in found.table.columns if name not in ("target", "budget")])
+    return [
+        f"read: {read}",
+        f"used: {found.used}",
+        f"mean loss below {found.target:g}? one-sided t-test over seeds, shown at p < 0.01, as rules of records ask",
+        fitted_table(shown, ("p_adjusted",)).text,
+        *(f"{record['variant']!r}: {_target_text(record)}." for record in found.table.records()),
+    ]
+
+
+def _target_text(record: Row) -> str:
+    if record["verdict"] == "below":
+        return f"below {record['target']:g} (p {record['p_adjusted']:.2g}, {record['seeds']} seeds)"
+    if record["p_adjusted"] is None:
+        return "not shown: a test needs two seeds or more that differ"
+    if record["mean"] >= record["target"]:
+        return f"not shown: its mean, {record['mean']:.5g}, is not below {record['target']:g}"
+    wanted = f"; {record['seeds_wanted']} seeds would show it" if record["seeds_wanted"] else ""
+    return f"not shown (p {record['p_adjusted']:.2g}, {record['seeds']} seeds){wanted}"
+
+
 LADDER_SHOWN = ("variant", "multiplier", "lo", "hi", "p_adjusted", "p_drift", "detectable", "verdict", "budgets")
 
 
@@ -60,7 +85,9 @@ def ladder_lines(found: "Judgement") -> list[str]:
         "budgets; 95% intervals of the runs about that law and of its form",
         fitted_table(found.table.of_columns([*LADDER_SHOWN]), ("p_drift", "detectable")).text,
         *(f"{record['variant']!r}: {ladder_sentence(record)}." for record in records),
-        f"Better: {', '.join(map(repr, better))}." if better else "Not shown: no variant is better beyond noise."
+        f"Better: {', '.join(map(repr, better))}."
+        if better
+        else "Not shown: no variant is better beyond noise."
         if not all(record["verdict"] == "worse" for record in records)
         else "Worse: every variant.",
     ]
@@ -116,7 +143,5 @@ def _advice(records: Sequence[Row]) -> str:
 def used_text(n_used: int, n_runs: int, rest: Mapping[str, int], is_ladder: bool, notes: Sequence[str]) -> str:
     """'10 of 12 runs, 2 without a loss'. `rest`: why -> how many others; `notes`: what was done to names and values."""
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
-    ladder = (
-        ["a ladder: each row is taken as a run of its own, as the model grows with the budget"] if is_ladder else []
-    )
+    ladder = ["a ladder: each row is taken as a run of its own, at its budget"] if is_ladder else []
     return "; ".join([", ".join(parts), *ladder, *notes])

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
+import sparsedepth
 from sparsedepth.recipe.judge import greatest_of, judge
 from sparsedepth.recipe.judge_table import find_columns
 from sparsedepth.scaling.points import read_points
@@ -248,13 +250,118 @@ def test_one_run_at_each_budget_is_a_ladder_where_the_model_grows_with_it(tmp_pa
     found = judge(ladder(tmp_path / "runs.csv"))
     (row,) = found.table.records()
     assert "a ladder: each row is taken as a run of its own" in found.used and found.columns["size"] == "params"
-    assert found.used.startswith("2 of 8 runs") and row["verdict"] == "not shown" and row["seeds"] == 1
-    assert row["effect"] == pytest.approx(-0.05) and row["multiplier"] > 1.1 and row["multiplier_lo"] is None
+    assert found.used.startswith("8 of 8 runs") and row["verdict"] == "better" and row["budgets"] == 4
+    assert row["lo"] > 1 and row["effect"] == pytest.approx(-0.05, abs=0.01)
     for columns in ({"params": 1e8}, {"params": np.nan}, {"flops": 1e17}):
         with pytest.raises(ValueError, match="no column tells runs apart"):
             judge(ladder(tmp_path / "runs.csv", **columns))
-    named = judge(ladder(tmp_path / "runs.csv", params=1e8, seed=0))
-    assert "ladder" not in named.used and named.table == found.table and "size" not in named.columns
+    one_model = judge(ladder(tmp_path / "runs.csv", params=1e8, seed=0))
+    assert "ladder" not in one_model.used and "size" not in one_model.columns and one_model.ladder is None
+    for columns in ({"seed": 0}, {"run": range(8), "params": np.nan}):
+        assert judge(ladder(tmp_path / "runs.csv", **columns)).table.rows[0][1:8] == found.table.rows[0][1:8]
+
+
+def rungs(path, loss_of, sides=(("baseline", 1.0), ("new", 1.15)), budgets=6, **columns):
+    """One run at each budget, with noise of .004; `loss_of`: compute -> loss, which a side has at times its own."""
+    draw, flops = np.random.default_rng(3), np.geomspace(2e17, 6.4e18, 6)[:budgets]
+    rows = [
+        {"variant": name, "flops": c, "params": (c / 120) ** 0.5, "tokens": 20 * (c / 120) ** 0.5,
+         "loss": loss_of(c * times) + draw.normal(0, 0.004)}
+        for name, times in sides for c in flops
+    ]  # fmt: skip
+    pd.DataFrame(rows).assign(**columns).to_csv(path, index=False)
+    return path
+
+
+def power_law(c):
+    return 1.9 + 4.1 * (c / 1e16) ** -0.13
+
+
+def test_a_ladder_is_answered_in_a_sentence_for_each_variant(command, tmp_path):
+    sides = (("baseline", 1.0), ("new", 1.15), ("same", 1.0), ("worse", 0.8))
+    out, _ = command("judge", rungs(tmp_path / "runs.csv", power_law, sides))
+    assert "'new': worth 1.1" in out and "times the compute" in out and "at every size" in out
+    assert "'same': not shown: " in out and "'worse': worth 0." in out and "Better: 'new'." in out
+    table = command("judge", tmp_path / "runs.csv", "--format", "json")[0]
+    by_name = {row["variant"]: row for row in json.loads(table)}
+    assert [by_name[name]["verdict"] for name, _ in sides[1:]] == ["better", "not shown", "worse"]
+    new = by_name["new"]
+    assert new["beyond_hi"] / new["beyond_lo"] > new["hi"] / new["lo"] > 1, "an extrapolation is less certain"
+
+
+def test_a_pinned_asymptote_changes_the_worth_as_the_formula_says(tmp_path):
+    """ln m = ln(part of the baseline / part of the variant) / alpha, of what lies above L_inf."""
+    path = rungs(tmp_path / "runs.csv", power_law)
+    (row,) = judge(path, asymptote=1.9).table.records()
+    assert row["multiplier"] == pytest.approx(1.15, abs=0.03)
+    with pytest.raises(ValueError, match=r"the asymptote 3\.9 is not between 0 and the lowest loss"):
+        judge(path, asymptote=3.9)
+    with pytest.raises(ValueError, match=r"--asymptote 1\.9 is for a ladder"):
+        judge(table(tmp_path / "seeds.csv", np.random.default_rng(1), [0.0], 3), asymptote=1.9)
+
+
+def test_what_no_ladder_can_answer(command, tmp_path):
+    path = tmp_path / "runs.csv"
+    with pytest.raises(ValueError, match="a loss that does not fall with the budget"):
+        judge(rungs(path, lambda c: -power_law(c) + 9))
+    frame = pd.read_csv(rungs(path, power_law))
+    frame.loc[3, "flops"] /= 1e15
+    frame.to_csv(path, index=False)
+    with pytest.raises(ValueError, match="write all budgets in one unit"):
+        judge(path)
+    frame = pd.read_csv(rungs(path, power_law))
+    frame.assign(tokens=1.2 * frame["tokens"]).to_csv(path, index=False)
+    assert "FLOPs are 0.83 to 0.83 times 6 x parameters x tokens in 12 of 12 rows" in judge(path).used
+    (row,) = judge(rungs(path, power_law, budgets=2)).table.records()
+    assert row["verdict"] == "not shown" and "two seeds" in row["reason"]
+    frame = pd.read_csv(rungs(path, power_law))
+    frame[(frame["variant"] == "baseline") | (frame["flops"] < 3e17)].to_csv(path, index=False)
+    (row,) = judge(path).table.records()
+    assert row["lo"] is None and "leaves no noise to judge by" in row["reason"]
+    frame.loc[frame["variant"] == "new", "loss"] = 1.0
+    frame.to_csv(path, index=False)
+    out, _ = command("judge", path, code=3)
+    assert "withheld: its loss is one that the law of the baseline does not reach" in out
+
+
+RECORD = [3.27676, 3.27770, 3.27869, 3.27831, 3.27789, 3.27830, 3.27757, 3.27857]
+"""Eight runs of a public speed record, whose rule asks for a mean below 3.28."""
+
+
+def test_a_target_as_rules_of_records_ask(command, tmp_path):
+    """mean 3.27797375, sd .000641: t -8.94 of 7 degrees of freedom, p 2.2e-5."""
+    path = tmp_path / "runs.csv"
+    runs = pd.DataFrame({"variant": "nsr", "seed": range(8), "val_loss": RECORD})
+    near = runs.assign(variant="near", val_loss=3.2795 + np.array([0, 1, -1, 2, -2, 1, -1, 0]) * 1e-3)
+    above = runs.assign(variant="above", val_loss=runs["val_loss"] + 0.01)
+    runs.to_csv(path, index=False)
+    (row,) = sparsedepth.judge(path, target=3.28).table.records()
+    assert row["p_adjusted"] == pytest.approx(stats.ttest_1samp(RECORD, 3.28, alternative="less").pvalue, rel=1e-6)
+    assert row["p_adjusted"] < 1e-4 and row["verdict"] == "below"
+    pd.concat([runs, near, above, runs.head(1).assign(variant="one")]).to_csv(path, index=False)
+    out, _ = command("judge", path, "--target", 3.28)
+    assert "'nsr': below 3.28 (p " in out and "'above': not shown: its mean, 3.288" in out
+    assert "'one': not shown: a test needs two seeds" in out
+    (found,) = sparsedepth.judge(path, target=3.28, variant="near").table.records()
+    wanted = found["seeds_wanted"]
+    effect = 0.0005 / near["val_loss"].std()
+    assert found["verdict"] == "not shown" and wanted > 8
+    power = stats.nct.cdf(-stats.t.ppf(0.99, wanted - 1), wanted - 1, -effect * np.sqrt(wanted))
+    assert power == pytest.approx(0.8, abs=0.05)
+    command("judge", path, "--target", 3.28, "--variant", "near", code=3)
+    for arguments in (("--baseline", "nsr"), ("--variant", "nrs"), ("--asymptote", 1)):
+        command("judge", path, "--target", 3.28, *arguments, code=2)
+    command("judge", path, "--target", "nan", code=2)
+
+
+def test_settings_that_never_share_a_budget_are_compared_by_the_law(tmp_path):
+    frame = pd.read_csv(rungs(tmp_path / "runs.csv", power_law))
+    own = frame["variant"] == "new"
+    frame.loc[own, "loss"] = power_law(1.15 * 1.4 * frame.loc[own, "flops"])
+    frame.loc[own, "flops"] *= 1.4
+    frame.drop(columns=["params", "tokens"]).assign(run=range(12)).to_csv(tmp_path / "runs.csv", index=False)
+    (row,) = judge(tmp_path / "runs.csv").table.records()
+    assert row["verdict"] == "better" and row["lo"] < 1.15 < row["hi"]
 
 
 def test_two_thousand_variants_are_judged_and_more_refused_in_a_line(tmp_path, monkeypatch):

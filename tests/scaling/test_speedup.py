@@ -117,7 +117,9 @@ def test_a_loss_below_the_floor_and_unpaired_seeds_give_nothing():
     assert below.multiplier is None and "does not reach within 100 times its budgets" in below.reason
     assert worth_of(PUBLIC, {C: {2: 1.9}})[C].reason == "no seed in common with the baseline"
     one = worth_of(PUBLIC, {C: {0: 3.52}})[C]
-    assert one.reason == "one seed, and one training or one budget: no interval" and one.multiplier == pytest.approx(1.130, abs=5e-4)
+    assert one.reason == "one seed, and one training or one budget: no interval" and one.multiplier == pytest.approx(
+        1.130, abs=5e-4
+    )
 
 
 def test_baselines_without_a_law_are_refused():

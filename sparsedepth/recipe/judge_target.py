@@ -1,0 +1,94 @@
+"""Whether the mean loss of a variant is below a target, as rules of records ask: `judge TABLE --target 3.28`.
+
+    t = (mean - target) / (sd / sqrt(n)),   p = P(T <= t), Student's with n - 1 degrees of freedom: one-sided
+
+Shown where p, adjusted over the variants (Holm), is below RECORD, the level of public speed records. Each variant is
+tested at its largest budget."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtr, stdtrit
+
+from sparsedepth.effects.verdict import adjusted
+from sparsedepth.quantities.levels import POWER
+from sparsedepth.recipe.judge_table import TableRuns, read_runs
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.small_sample import mean_interval
+from sparsedepth.words.judge import used_text
+from sparsedepth.words.plain_text import did_you_mean
+
+RECORD = 0.01
+MAX_SEEDS = 1000
+COLUMNS = ("variant", "mean", "lo", "hi", "p_adjusted", "verdict", "seeds", "seeds_wanted", "budget", "target")
+
+
+class TargetJudgement(NamedTuple):
+    columns: Mapping[str, str]
+    """What is read -> the column it is read from."""
+    target: float
+    table: QueryResult
+    """A row for each variant, the lowest mean first."""
+    used: str
+
+    @property
+    def verdict(self) -> str:
+        """'better' if any variant is below the target, else 'not shown'."""
+        is_below = any(row["verdict"] == "below" for row in self.table.records())
+        return "better" if is_below else "not shown"
+
+
+def judge_target(
+    path: Path, columns: Mapping[str, str], target: float, variant: str | None, deadline: float
+) -> TargetJudgement:
+    """Raises ValueError, one line."""
+    if not math.isfinite(target):
+        raise ValueError(f"--target {target} is no loss; give a number such as 3.28")
+    table = read_runs(path, columns, deadline)
+    names = [*dict.fromkeys(table.runs["variant"])]
+    if variant is not None and variant not in names:
+        choose = f"choose one of {', '.join(names[:12])}"
+        raise ValueError(f"no variant {variant!r}; {did_you_mean(variant, names, choose)}")
+    known = table.runs.dropna(subset="loss")
+    known = known[known["budget"] == known.groupby("variant")["budget"].transform("max")]
+    rows = []
+    for name, runs in known.groupby("variant", sort=False):
+        loss_S = runs["loss"].to_numpy()
+        n, mean = len(loss_S), float(loss_S.mean())
+        sd = float(loss_S.std(ddof=1)) if n > 1 else math.nan
+        p = float(stdtr(n - 1, (mean - target) / (sd / math.sqrt(n)))) if sd > 0 else math.nan
+        wanted = _seeds_wanted((target - mean) / sd, n) if sd > 0 else None
+        rows.append((name, *mean_interval(loss_S.tolist()), p, n, wanted, float(runs["budget"].iloc[0]) or None))
+    rows.sort(key=lambda row: row[1])
+    p_J = np.array([row[4] for row in rows])
+    tested = ~np.isnan(p_J)
+    p_J[tested] = adjusted(p_J[tested], np.zeros(tested.sum()))
+    shown = []
+    for (name, mean, lo, hi, _, n, wanted, budget), p in zip(rows, p_J.tolist(), strict=True):
+        is_below = p < RECORD
+        if variant in (None, name):
+            told = None if math.isnan(p) else p
+            verdict = "below" if is_below else "not shown"
+            shown.append((name, mean, lo, hi, told, verdict, n, None if is_below else wanted, budget, target))
+    return TargetJudgement(table.columns, target, QueryResult(columns=COLUMNS, rows=tuple(shown)), _used(table, known))
+
+
+def _seeds_wanted(effect: float, n: int) -> int | None:
+    """Seeds with which a mean so far below the target, in standard deviations, would be shown with probability POWER;
+    None where it is not below, or for more than MAX_SEEDS."""
+    if effect <= 0:
+        return None
+    for seeds in range(max(2, n), MAX_SEEDS + 1):
+        if effect * math.sqrt(seeds) >= stdtrit(seeds - 1, 1 - RECORD) + stdtrit(seeds - 1, POWER):
+            return seeds
+    return None
+
+
+def _used(table: TableRuns, known: pd.DataFrame) -> str:
+    n_lost = int(table.runs["loss"].isna().sum())
+    rest = {"without a loss": n_lost, "at smaller budgets": len(table.runs) - len(known) - n_lost}
+    return used_text(len(known), len(table.runs), rest, False, table.notes)
