@@ -130,17 +130,27 @@ def depth(
 ) -> None:
     """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
 
-    The figure is `plot --figure isoflop`."""
+    Of a ladder of shapes, one run each of many widths and depths: the best depth per width at each budget. The figure
+    is `plot --figure isoflop`."""
     from sparsedepth.scaling.crossover import crossover_table, crossovers
     from sparsedepth.scaling.points import budget_cells
+    from sparsedepth.scaling.shapes import shapes_answer
     from sparsedepth.store.connection import open_store
-    from sparsedepth.words.scaling import crossover_lines
+    from sparsedepth.words.scaling import crossover_lines, shapes_lines
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        found = crossovers(budget_cells(store))
-    text = wrapped(crossover_lines(found)).encode()
-    write(text if format == "table" else encode(crossover_table(found), format), out)
+        shapes = shapes_answer(store)
+        try:
+            found = crossovers(budget_cells(store))
+        except ValueError:
+            if shapes is None:
+                raise
+            found = []
+    known = [one for one in found if one.verdict != "not known"] if shapes else found
+    lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if known else [])]
+    table = shapes.table if shapes and not known else crossover_table(found)
+    write(wrapped(lines).encode() if format == "table" else encode(table, format), out)
 
 
 def carry(

@@ -17,6 +17,7 @@ from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
+from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
@@ -37,6 +38,7 @@ from sparsedepth.words.report import (
     variance_notes,
     variance_sentence,
 )
+from sparsedepth.words.scaling import shapes_lines
 
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
 """Shown beside the variance; usefulness in its sound form."""
@@ -68,8 +70,18 @@ def answer(store: Store, name: str) -> Answer:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
     runs = _read(store)
     found = ANSWERS[name](cells_of(runs, loss_of(runs)))
+    if name == "depth" and (shapes := shapes_answer(store)) is not None:
+        found = _with_shapes(found, shapes)
     told = sentence_of(pending_text(pending(store)))
     return replace(found, sentence=f"{found.sentence.removesuffix('.')}. {told}") if told else found
+
+
+def _with_shapes(found: Answer, shapes: ShapesAnswer) -> Answer:
+    """With what a ladder of shapes says of depth per width; that alone where no two depths were judged."""
+    head, *lines = shapes_lines(shapes)
+    if shapes.law is None or any(one.verdict in YES_OR_NO for one in found.judged):
+        return replace(found, notes=(*found.notes, head, *lines))
+    return Answer(sentence=f"{lines[0]}.", notes=(head, *lines[1:]), table=shapes.table, rows=shapes.table)
 
 
 def _read(store: Store) -> pd.DataFrame:

@@ -136,10 +136,13 @@ def aspect_law(runs: pd.DataFrame) -> AspectLaw:
     for name in ("tokens", "flops"):
         if runs[name].nunique() < 2:
             raise ValueError(f"all runs have {name} {runs[name].iloc[0]:.3g}: a law needs several")
-    middle = float(np.log(runs["flops"]).mean())
+    log_C_N = np.log(runs["flops"])
+    if np.polyfit(log_C_N, runs["loss"], 1)[0] >= 0:
+        raise ValueError("the loss does not fall with FLOPs; tune lr at each size")
+    middle = float(log_C_N.mean())
     fits = [fit for is_log in (False, True) if (fit := _fit(runs, middle, is_log)) is not None]
     if not fits:
-        raise ValueError("the loss does not fall with size and tokens: no law of both fits these runs")
+        raise ValueError("no law of size and tokens fits these runs")
     fits.sort(key=lambda fit: fit.square)
     log_weight = [-len(runs) / 2 * math.log(fit.square / fits[0].square) for fit in fits]
     likely = [fit for fit, log in zip(fits, log_weight, strict=True) if log > -CLEARLY]
@@ -184,7 +187,7 @@ def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
         for share in STARTS
         for exponent in EXPONENTS
     ]
-    theta_P, square = min(ends, key=lambda end: end[1])
+    theta_P, _ = min(ends, key=lambda end: end[1])
     if theta_P[2] <= 0 or theta_P[4] <= 0:
         return None
     fitted_N, by_NP = at(theta_P)
@@ -229,8 +232,7 @@ def _optimum(fit: AspectFit, c: float) -> tuple[float, float] | None:
     top, below = float(top_P @ fit.theta_P), float(below_P @ fit.theta_P)
     t2 = t_critical(fit.df) ** 2
     v_tt, v_tb, v_bb = (
-        float(one @ fit.covariance_PP @ other)
-        for one, other in ((top_P, top_P), (top_P, below_P), (below_P, below_P))
+        float(one @ fit.covariance_PP @ other) for one, other in ((top_P, top_P), (top_P, below_P), (below_P, below_P))
     )
     a, b, d = below**2 - t2 * v_bb, top * below - t2 * v_tb, top**2 - t2 * v_tt
     if a <= 0 or b**2 - a * d < 0:

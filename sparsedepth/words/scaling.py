@@ -5,16 +5,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.words.plain_text import counted
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
+    from sparsedepth.scaling.aspect import Best, Doubling
     from sparsedepth.scaling.carry import Carried
     from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.scaling.fit_law import ClusterEffect, FittedLaw
     from sparsedepth.scaling.law import Law
     from sparsedepth.scaling.report import Doubts, ParameterDoubt, Report
+    from sparsedepth.scaling.shapes import ShapesAnswer
     from sparsedepth.scaling.speedup import Multipliers
     from sparsedepth.train.coordinates import Slope
 
@@ -198,6 +201,53 @@ def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
     head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
     judged = "judged at the largest budget in common, p adjusted over depths"
     return [f"{head} ({judged}; 95% intervals)", *map(crossover_sentence, found)]
+
+
+# A ladder of shapes
+
+
+def shapes_lines(found: "ShapesAnswer") -> list[str]:
+    """The best depth per width at each budget, whether it moves, and what twice the depth per width changes."""
+    if found.law is None:
+        return [f"depth per width: not known ({found.reason})"]
+    runs, law = found.law.runs, found.law
+    ends = " to ".join(flops_text(end) for end in (runs["flops"].min(), runs["flops"].max()))
+    notes = [
+        "lr and batch at their fitted optimum" if found.n_optima else "",
+        "" if found.is_counted else "FLOPs taken as 6 x parameters x tokens",
+        f"{found.n_left_out} runs of other settings left out" if found.n_left_out else "",
+    ]
+    head = (
+        f"depth per width at equal FLOPs: {len(runs)} points of {runs['cluster'].nunique()} shapes, {ends} FLOPs, by "
+        f"one law in size, tokens and aspect (n_layers per 64 of d_model), clustered by shape"
+    )
+    moves = (
+        f"it moves with the budget (p {law.p_move:.2g})"
+        if law.moves
+        else f"a move with the budget is not shown (p {law.p_move:.2g})"
+    )
+    bounded = [one for one in found.best if one.lo is not None]
+    best = [f"{_aspect_text(one)} at {flops_text(one.flops)} FLOPs" for one in bounded]
+    return [
+        "; ".join(filter(None, [head, *notes])),
+        f"best aspect: {', '.join(best)}; {moves}"
+        if best
+        else "best aspect: not known; the loss is not shown to rise on both sides of one",
+        f"twice the layers per width, at {flops_text(math.exp(law.middle))} FLOPs:",
+        *(_doubling_text(one) for one in found.doublings),
+    ]
+
+
+def _aspect_text(one: "Best") -> str:
+    assert one.estimate is not None and one.lo is not None and one.hi is not None
+    beyond = "" if one.is_within else ", beyond those run"
+    return f"{2**one.estimate:.3g} ({2**one.lo:.3g} to {2**one.hi:.3g}{beyond})"
+
+
+def _doubling_text(one: "Doubling") -> str:
+    verdict = "not shown" if one.p >= ALPHA else "lower" if one.estimate < 0 else "higher"
+    size = f"{one.estimate:+.3g} nat/token ({one.lo:+.3g} to {one.hi:+.3g})"
+    return f"  {2.0**one.aspect:g} to {2.0 ** (one.aspect + 1):g}: {size}, {verdict}"
 
 
 # A setting

@@ -1,0 +1,124 @@
+"""The answer of a ladder of shapes: which depth per width is best at equal FLOPs, and whether that moves.
+
+Of all runs that differ in size alone (the setting that most have), one value for each shape and number of tokens: the
+mean over seeds, or where lr and batch were grids the lowest of
+
+    L = quadratic in ln lr and ln batch, fitted to the runs within a factor NEAR of the best one
+
+at a point inside the grid; else the best one. The error of that choice is part of what the law leaves (`aspect`)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.effects.depths import budget_of
+from sparsedepth.scaling.aspect import AspectLaw, Best, Doubling, aspect_law
+from sparsedepth.scaling.points import SIZE_FIELDS
+from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
+
+GRIDS = ("lr", "batch_tokens")
+NEAR = 4.2
+MIN_SHAPES = 5
+MOST_BUDGETS = 4
+COLUMNS = ("train_flops", "best_aspect", "lo", "hi", "log2_best", "is_within")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesAnswer:
+    """`law` is None with a reason."""
+
+    law: AspectLaw | None = None
+    reason: str = ""
+    best: Sequence[Best] = ()
+    """At each budget, or at the least, the middle and the largest one [FLOPs]."""
+    doublings: Sequence[Doubling] = ()
+    """At the middle budget."""
+    n_left_out: int = 0
+    """Runs of other settings."""
+    is_counted: bool = True
+    """Whether FLOPs are the runs' own; else they are 6 x parameters x tokens."""
+    n_optima: int = 0
+    """Points that are a fitted optimum of lr and batch."""
+
+    @property
+    def table(self) -> QueryResult:
+        """Layers per 64 of width."""
+        rows = [
+            (one.flops, *(None if x is None else 2.0**x for x in (one.estimate, one.lo, one.hi)), one.estimate,
+             one.is_within)
+            for one in self.best
+        ]  # fmt: skip
+        return QueryResult(columns=COLUMNS, rows=tuple(rows))
+
+
+def shapes_answer(store: Store) -> ShapesAnswer | None:
+    """None where fewer than MIN_SHAPES shapes of several widths and depths were run."""
+    others = [name for name in CELL_FIELDS if name not in (*SIZE_FIELDS, *GRIDS)]
+    runs = store.frame(
+        "SELECT n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops IS NOT "
+        "NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * tokens_trained) AS "
+        f"flops, md5(CAST(({', '.join(others)}) AS VARCHAR)) AS setting FROM runs WHERE outcome = 'ok' AND val_loss "
+        "IS NOT NULL AND origin IS DISTINCT FROM 'watched' ORDER BY run_id"
+    )
+    runs = runs.dropna(subset=["n_layers", "d_model", "tokens", "flops", "loss"])
+    shapes = runs[["n_layers", "d_model"]].drop_duplicates()
+    if len(shapes) < MIN_SHAPES or min(shapes.nunique()) < 2:
+        return None
+    most = runs.groupby("setting").agg(n=("loss", "size"), first=("loss", "idxmin")).sort_values("n").index[-1]
+    own = runs[runs["setting"] == most]
+    points = pd.DataFrame([*(_point(cell) for _, cell in own.groupby(["n_layers", "d_model", "tokens"]))])
+    answer = ShapesAnswer(
+        n_left_out=len(runs) - len(own),
+        is_counted=bool(own["is_counted"].all()),
+        n_optima=int(points["is_optimum"].sum()),
+    )
+    try:
+        law = aspect_law(points)
+    except ValueError as error:
+        return replace(answer, reason=str(error))
+    budgets = sorted({*budget_of(points["flops"])})
+    if len(budgets) > MOST_BUDGETS:
+        budgets = [budgets[0], float(np.exp(np.log(points["flops"]).mean())), budgets[-1]]
+    return replace(answer, law=law, best=law.best_at(budgets), doublings=law.doublings(math.exp(law.middle)))
+
+
+def _point(cell: pd.DataFrame) -> dict[str, float | str | bool]:
+    """One shape at one number of tokens."""
+    first = cell.iloc[0]
+    grid = cell.groupby([*GRIDS], dropna=False)["loss"].mean().reset_index()
+    lowest = _lowest(grid) if len(grid) > 1 else None
+    return {
+        "n_layers": first["n_layers"], "d_model": first["d_model"], "tokens": first["tokens"], "flops": first["flops"],
+        "loss": float(grid["loss"].min()) if lowest is None else lowest, "is_optimum": lowest is not None,
+        "cluster": f"{first['n_layers']:g} {first['d_model']:g}",
+    }  # fmt: skip
+
+
+def _lowest(grid: pd.DataFrame) -> float | None:
+    """Of the quadratic surface about the best run; None where it has no lowest point there."""
+    varied = [name for name in GRIDS if grid[name].nunique() > 2]
+    log_NX = np.log(grid[varied].to_numpy(float))
+    log_NX -= log_NX[int(grid["loss"].to_numpy().argmin())]
+    is_near = (np.abs(log_NX) <= np.log(NEAR)).all(axis=1)
+    near_NX, loss_N, n = log_NX[is_near], grid["loss"].to_numpy()[is_near], len(varied)
+    pairs = [(i, j) for i in range(n) for j in range(i, n)]
+    if not varied or is_near.sum() < len(pairs) + n + 3:
+        return None
+    squares_NX = np.stack([near_NX[:, i] * near_NX[:, j] for i, j in pairs], axis=1)
+    design = np.concatenate([np.ones((len(near_NX), 1)), near_NX, squares_NX], axis=1)
+    coefficients = np.linalg.lstsq(design, loss_N, rcond=None)[0]
+    hessian = np.zeros((n, n))
+    for (i, j), value in zip(pairs, coefficients[n + 1 :], strict=True):
+        hessian[i, j] += value
+        hessian[j, i] += value
+    slope = coefficients[1 : n + 1]
+    if np.linalg.eigvalsh(hessian).min() <= 0:
+        return None
+    at = -np.linalg.solve(hessian, slope)
+    inside = (at >= near_NX.min(axis=0)).all() and (at <= near_NX.max(axis=0)).all()
+    return float(coefficients[0] + slope @ at / 2) if inside else None
