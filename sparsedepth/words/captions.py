@@ -205,7 +205,7 @@ def panel_title(setting: str) -> str:
 def isoflop_caption(found: Sequence["Crossover"], settings: Collection[str]) -> str:
     """With the verdicts of the settings drawn, a paragraph each."""
     n_further = len({one.setting for one in found}) - len(settings)
-    text = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
+    text = " Wide grey line: the lower envelope. Verdicts: one fit over all depths, at the largest budget in common."
     verdicts = [escaped(f"{crossover_sentence(one)}.") for one in found if one.setting in settings]
     return "\n".join([text + not_shown(n_further, "further setting"), *verdicts])
 

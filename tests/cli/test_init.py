@@ -79,7 +79,7 @@ def test_init_takes_a_text_of_ones_own(tmp_path, capsys):
     (tmp_path / "my text.txt").write_text("a\n\nb")
     init("sweep", tmp_path / "mine.yaml", corpus=str(tmp_path / "my text.txt"))
     assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["base"]["corpus"] == str(tmp_path / "my text.txt")
-    with pytest.raises(ValueError, match="gone.txt"):
+    with pytest.raises(ValueError, match="gone"):
         init("sweep", tmp_path / "other.yaml", corpus=str(tmp_path / "gone.txt"))
     with pytest.raises(ValueError, match="for a sweep or a run"):
         init("import", tmp_path / "map.yaml", corpus="stdlib")
