@@ -8,7 +8,7 @@ ARG TORCH=torch==2.13.0
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore
 RUN pip install ${TORCH}
 WORKDIR /opt/sparsedepth
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt PACKAGE.md LICENSE ./
 COPY sparsedepth ./sparsedepth
 RUN pip install -c constraints.txt . && sparsedepth --help > /dev/null
 WORKDIR /work

@@ -10,7 +10,9 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test sentences smoke image audit exports slow mutants chaos gpu gpu-dry lint install clean
+BUILD = build/package
+
+.PHONY: quickstart test sentences smoke package matrix site image audit exports slow mutants chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -49,6 +51,26 @@ smoke:
 	cd $(SMOKE) && venv/bin/sparsedepth plot results -o figure.png
 	cd $(SMOKE) && venv/bin/sparsedepth report results -o report.html
 	@echo "== smoke: installed into an empty environment; sweep, query, recipe, plot and report work there =="
+
+# Both distributions, checked as an index would: metadata, and a description without relative links.
+package:
+	rm -rf $(BUILD)
+	$(PYTHON) -m venv $(BUILD)/venv
+	$(BUILD)/venv/bin/pip install -q build twine
+	$(BUILD)/venv/bin/python -m build -o $(BUILD)/dist
+	$(BUILD)/venv/bin/twine check --strict $(BUILD)/dist/*
+
+# The wheel with each Python that is installed and with the lowest versions of its packages that are allowed, each in an
+# environment of its own; docs/kernels-and-installation.md has the table. Once per release.
+matrix: package
+	$(PYTHON) .ci/matrix $(BUILD)/dist
+
+# The pages in docs/ as a site in build/site/html, by Zensical; a link that leads nowhere is an error.
+site:
+	$(PYTHON) -m venv build/site/venv
+	build/site/venv/bin/pip install -q 'zensical>=0.1.1,<0.2'
+	$(PYTHON) .ci/site build/site/pages
+	build/site/venv/bin/zensical build --strict -f mkdocs.yml
 
 # An image of the package, where docker is installed; BASE names another base, such as one with CUDA (Dockerfile).
 BASE ?= python:3.12-slim

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sparsedepth.watch.trainer import TrainerCallback
     from sparsedepth.watch.watching import watch
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["TrainerCallback", "ask", "best", "effects", "evaluate", "export", "import_runs", "judge", "measure"]
 __all__ += ["open_store", "pack", "plan", "plot", "query", "recipe", "report", "scale_norms", "scaling", "status"]
 __all__ += ["sweep", "train", "watch"]

@@ -24,7 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from sparsedepth import quantities
+from sparsedepth import __version__, quantities
 from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import MARKER, digest, write_bytes
@@ -118,6 +118,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
         style=(package / "page.css").read_text(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        version=__version__,
         command=" ".join(shlex.quote(str(folder)) for folder in folders),
     )
 
