@@ -24,10 +24,11 @@ def _collect_rarely() -> None:
 @dataclass(frozen=True)
 class PlotCommand(option.FolderOptions):
     """Draw one figure (default: the chain) or 'all'; `out` is an image, or a folder of images in `format` (default
-    png). `style` 'paper': one column, 9 pt, as PDF and PNG, its caption apart.
+    png). `style` 'paper': one column or two, 9 pt, as PDF and PNG, its caption apart, in several pages where 9 inches
+    have no room. `depths`, `settings`: these alone, as '4,12' and 'baseline; depth_scale=lns'.
 
-    Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
-    there is nothing to draw."""
+    Raises ValueError for an unknown figure, suffix, run, depth or setting, for an image in another format than its
+    suffix names, or if there is nothing to draw."""
 
     _: KW_ONLY
     out: Annotated[
@@ -37,9 +38,10 @@ class PlotCommand(option.FolderOptions):
         str | None, typer.Option(help="name from --list, or all; default the chain, or all for a folder")
     ] = None
     format: Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")] = None
-    style: Annotated[str, typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed")] = (
-        "screen"
-    )
+    style: Annotated[str, typer.Option(help="screen; or paper: a column of 3.4 in, 9 pt, PDF and PNG")] = "screen"
+    columns: Annotated[int, typer.Option(help="of a paper: 1, or 2 (7 in)")] = 1
+    depths: Annotated[str, typer.Option(help="these depths alone: 4,12")] = ""
+    settings: Annotated[str, typer.Option(help="these settings alone: 'baseline; depth_scale=lns'")] = ""
     run: Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")] = (
         None
     )
@@ -49,6 +51,7 @@ class PlotCommand(option.FolderOptions):
         from sparsedepth.cli.run_progress import bar
         from sparsedepth.plots.draw import draw
         from sparsedepth.plots.page import FORMATS
+        from sparsedepth.plots.runs import Selection
         from sparsedepth.store.connection import open_store
 
         out = None if self.out is None else option.path(self.out)
@@ -56,11 +59,17 @@ class PlotCommand(option.FolderOptions):
         suffix = "" if out is None or out.is_dir() else out.suffix.lower()
         if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
             raise ValueError(f"-o {str(out)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
+        depths, settings = filter(None, self.depths.split(",")), filter(None, map(str.strip, self.settings.split(";")))
+        try:
+            only = Selection(tuple(map(int, depths)), tuple(settings))
+        except ValueError:
+            raise ValueError(f"--depths {self.depths!r} are no numbers of layers; give them as 4,12") from None
+        asked = (self.figure, out, self.run, format or "png", self.style)
         with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
             if self.figure != "all":
-                return draw(store, self.figure, out, self.run, format or "png", self.style)
+                return draw(store, *asked, columns=self.columns, only=only)
             with bar("figures") as progress:
-                return draw(store, self.figure, out, self.run, format or "png", self.style, progress)
+                return draw(store, *asked, progress, self.columns, only)
 
 
 def _list_figures(is_asked: bool) -> None:

@@ -25,6 +25,7 @@ from sparsedepth.plots.runs import (
     compared_runs,
     finished_of,
     n_changed,
+    of_selection,
     once_per_store,
     setting_names,
     settings_in_order,
@@ -289,7 +290,7 @@ def learning_rate(store: Store) -> Drawing:
     cells = cells_of_store(store)
     runs = runs[runs["run_id"].isin(cells.rows["run_id"])] if cells.is_one_budget else runs
     names = setting_names(store, "lr", *[BUDGET] * cells.is_one_budget)
-    return by_rate(runs.assign(setting=runs["cell_id"].map(names)).reset_index(drop=True))
+    return by_rate(of_selection(store, runs.assign(setting=runs["cell_id"].map(names))))
 
 
 def by_rate(runs: pd.DataFrame) -> Drawing:

@@ -15,6 +15,7 @@ from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_int
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import (
     compared_runs,
+    of_selection,
     settings_in_order,
     settings_of,
     shown_settings,
@@ -109,7 +110,7 @@ def isoflop(store: Store) -> Drawing:
         raise NothingToDraw(NO_CURVE)
     try:
         cells = budget_cells(store)
-        return by_budget(budget_rows(store, cells=cells), crossovers(cells), cells.outcome)
+        return by_budget(of_selection(store, budget_rows(store, cells=cells)), crossovers(cells), cells.outcome)
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
-from sparsedepth.plots.runs import once_per_store, settings_of
+from sparsedepth.plots.runs import ALL, Selection, once_per_store, select, settings_of
+from sparsedepth.plots.style import COLUMNS
 from sparsedepth.plugins import error_text, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
@@ -114,16 +115,22 @@ def draw(
     format: str = "png",
     style: str = "screen",
     progress: Progress = silent,
+    columns: int = 1,
+    only: Selection = ALL,
 ) -> Figures:
     """Draw a figure of FIGURES, "all" that the store has numbers for, or (None) the default one.
 
     `out` is a .png, .svg or .pdf file, or a folder for pictures in `format` named by figure (then None means all), each
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
-    the deepest depth). `style` 'paper' writes a .pdf and a .png of one column each, and returns the captions. Raises
-    ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing."""
+    the deepest depth). `style` 'paper' writes a .pdf and a .png of so many columns each, of several pages where one has
+    no room, and returns the captions. `only`: these depths and settings. Raises ValueError for an unknown figure,
+    suffix, style, run, depth or setting, NothingToDraw if numbers are missing."""
     into_folder = out is not None and (out.is_dir() or not out.suffix)
     is_paper = style == "paper"
     _check(figure, None if into_folder else out, format, style)
+    if columns not in COLUMNS:
+        raise ValueError(f"--columns {columns} is not one of {', '.join(map(str, COLUMNS))}")
+    select(store, only)
     figure = figure or ("all" if into_folder else default_figure(store))
     names = [*FIGURES] if figure == "all" else [figure]
     if run is not None and not any(FIGURES[name].of_one_run for name in names):
@@ -138,7 +145,7 @@ def draw(
         if out is not None:
             if into_folder:
                 out.mkdir(parents=True, exist_ok=True)
-            written, notes = write(found, out / f"{name}.{format}" if into_folder else out, is_paper)
+            written, notes = write(found, out / f"{name}.{format}" if into_folder else out, columns * is_paper)
             figures.paths.extend(written)
             figures.captions.update({name: notes} if is_paper else {})
     if not figures.drawings:

@@ -13,15 +13,15 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, mark_id, panels
-from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs, settings_in_order
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, mark_id, panels, paper_width
+from sparsedepth.plots.runs import cells_of_store, of_selection, once_per_store, read_runs, settings_in_order
 from sparsedepth.plots.style import GREY, depth_colours, log_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import UsableForm, usable_forms
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.captions import LONGEST, effect_mark, effects_caption, escaped, folded, lr_change, shortened
+from sparsedepth.words.captions import LONGEST, effect_mark, effects_caption, escaped, folded, lr_change, not_shown
 from sparsedepth.words.degeneracy import degeneracy_caption
 from sparsedepth.words.effects import nothing_text
 from sparsedepth.words.plain_text import counted
@@ -56,7 +56,7 @@ def outcome_forms(runs: pd.DataFrame) -> dict[str, UsableForm]:
 def effects(store: Store) -> Drawing:
     """The effects of every setting. Raises NothingToDraw."""
     runs = read_runs(store)
-    data = effects_of(store)
+    data = of_selection(store, effects_of(store))
     if data.empty:
         cells = cells_of_store(store)
         if {*cells.rows["setting"]} <= {BASELINE}:
@@ -83,8 +83,12 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     )
     has_lr = rows["lr_change"].any()
     width = 2.35 + (1.5 + 1.3 * has_lr) / len(outcomes)  # with room for the names of settings, and for lr
-    height = 0.16 * max(2.2, len(colours) + 0.6) * len(settings) + 0.9
-    page, axes = panels(len(outcomes), len(outcomes), width, height, least=6.8, sharey=True)
+    most_lines = max(len(folded(name, 20).splitlines()) for name in settings) if paper_width() else 0
+    of_setting = max(0.16 * max(2.2, len(colours) + 0.6), 0.13 * most_lines)
+    if paper_width():  # a panel is at most a page
+        n_further = len(settings) - len(settings := settings[: int(8.2 / of_setting)])
+        rows, notes = rows[rows["setting"].isin(settings)], notes + not_shown(n_further, "further setting")
+    page, axes = panels(len(outcomes), len(outcomes), width, of_setting * len(settings) + 0.9, least=6.8, sharey=True)
     for axis, name in zip(axes, outcomes, strict=True):
         of_outcome = rows[rows["outcome"] == name]
         _draw_effects(axis, of_outcome, colours)
@@ -110,15 +114,14 @@ def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> Non
             "text": [effect_mark(row, has_ratios) for row in rows.to_dict("records")],
         }
     )
-    for row in rows[rows["lr_change"] != ""].itertuples() if not is_paper() else ():  # at the panel's right end
+    for row in rows[rows["lr_change"] != ""].itertuples() if not paper_width() else ():  # at the panel's right end
         at_end = axis.get_yaxis_transform()
         axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, transform=at_end, va="center")
 
 
 def _label_settings(axis: Any, settings: Sequence[str]) -> None:
-    fitting = [name if len(name) < 2 * LONGEST and not is_paper() else shortened(name) for name in settings]
-    names = [escaped(folded(name, 15 if is_paper() else LONGEST)) for name in fitting]  # three lines at most
-    axis.set_yticks(range(len(settings)), names, fontsize=7.5)
+    names = [escaped(folded(name, 20 if paper_width() else LONGEST)) for name in settings]
+    axis.set_yticks(range(len(settings)), names, fontsize=6.5 if paper_width() else 7.5)
     axis.set_ylim(len(settings) - 0.5, -0.5)
     axis.grid(False, axis="y")
     axis.tick_params(axis="y", length=0)
@@ -130,7 +133,7 @@ def _label_sizes(axis: Any, rows: pd.DataFrame) -> None:
     """The horizontal axis of an outcome: ratios on a logarithmic one."""
     outcome = rows["outcome"].iloc[0]
     unit = rows["unit"].iloc[0]
-    n_ticks = 3 if is_paper() else 4
+    n_ticks = 3 if paper_width() else 4
     ratios = unit == LOG_UNIT
     axis.axvline(float(ratios), color="#444444", linewidth=0.8)
     if ratios:

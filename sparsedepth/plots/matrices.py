@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, panels, paper_width
 from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, values_of_metrics
 from sparsedepth.plots.style import LINEAR_BELOW, MISSING, layer_ticks, linear_below
 from sparsedepth.quantities import BY_PAIR
@@ -89,7 +89,7 @@ def _draw_row(axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: 
     for axis, setting, matrix in zip(axes, settings, drawn, strict=True):
         image = draw_matrix(axis, metric, matrix, norm)
         axis.set_title(escaped(shortened(setting)), fontsize=8)
-        if axis is not axes[0] and not is_paper():
+        if axis is not axes[0] and not paper_width():
             axis.set_ylabel("")
     colour_bar(axes[-1], image, title_of_pairs(metric))
 

@@ -3,7 +3,7 @@
 import io
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,10 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, log_scale
+from sparsedepth.plots.style import COLUMNS, GREY, PAPER, RC, TALLEST, Style, log_scale
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.captions import escaped, folded
 from sparsedepth.words.formats import to_csv
@@ -44,9 +45,10 @@ class Drawing:
 # The page
 
 
-def is_paper() -> bool:
-    """Whether the page is built in style PAPER, whose default width is a column's."""
-    return float(matplotlib.rcParams["figure.figsize"][0]) == COLUMN
+def paper_width() -> float:
+    """Inches of a page that is built in style PAPER; 0 of others."""
+    width, height = matplotlib.rcParams["figure.figsize"]
+    return float(width) if height == TALLEST else 0.0
 
 
 def panels(
@@ -54,11 +56,13 @@ def panels(
 ) -> tuple[Figure, list[Any]]:
     """A page of n panels of this size (inches) in as few rows as fit, or one below another in a column of a paper; and
     its axes, row by row."""
-    most_columns = 1 if is_paper() else most_columns
+    paper = paper_width()
+    most_columns = min(most_columns, int(paper / 2.2)) if paper else most_columns
     n_rows = -(-n // most_columns)
     n_columns = -(-n // n_rows)
-    size = COLUMN if is_paper() else max(least, width * n_columns + 0.4)
-    page = Figure(figsize=(size, height * n_rows + (0.3 if is_paper() else 0.8)))
+    size = paper or max(least, width * n_columns + 0.4)
+    height *= min(1.0, 0.85 * size / n_columns / width) if paper else 1.0  # as wide panels are
+    page = Figure(figsize=(size, height * n_rows + (0.3 if paper else 0.8)))
     axes = list(page.subplots(n_rows, n_columns, squeeze=False, **options).ravel())
     for axis in axes[n:]:
         axis.remove()
@@ -94,9 +98,9 @@ def legend_above(page: Figure, handles: Sequence[Any], n_columns: int = 4, **opt
     """Above the page, on the left, in at most `n_columns`, fewer if it would not fit into a narrow window, or a column
     of a paper."""
     inches = float(page.get_size_inches()[0])
-    room = inches if is_paper() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
+    room = inches if paper_width() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    width = 0.6 + 0.072 * longest  # inches of a handle with the space around it, and of a character, at most
+    width = 0.55 + 0.07 * longest  # inches of a handle with the space around it, and of a character, at most
     n_columns = min(n_columns, len(handles), max(1, int(room / width)))
     page.legend(handles=handles, ncols=n_columns, loc="upper left", bbox_to_anchor=(0, 1), **options)
 
@@ -191,27 +195,60 @@ def marks_of(page: Figure) -> Marks:
     return Marks(groups, kinds, [(*at, *of) for at, of in zip(places, codes, strict=True)], n_left_out)
 
 
-def render(build: Callable[[], Figure], *suffixes: str, for_paper: bool = False) -> Rendered:
-    """The page in each of FORMATS that `suffixes` name; for a column of a paper without its caption."""
-    with matplotlib.rc_context(PAPER if for_paper else RC):
+def render(build: Callable[[], Figure], *suffixes: str, columns: int = 0) -> Rendered:
+    """The page in each of FORMATS that `suffixes` name; for so many columns of a paper without its caption, and in
+    pages of TALLEST: all pages in one format, then in the next."""
+    with matplotlib.rc_context(PAPER | {"figure.figsize": (COLUMNS[columns], TALLEST)} if columns else RC):
         page = build()
         notes = " ".join(page.get_supxlabel().split())
-        if for_paper:
+        if columns:
             page.supxlabel("")
         lay_out(page)
         pictures = []
         for suffix in suffixes:
-            content = io.BytesIO()
-            page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
-            pictures.append(content.getvalue())
+            for part in _parts(page) if columns else [None]:
+                content = io.BytesIO()
+                page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix], bbox_inches=part)
+                pictures.append(content.getvalue())
     return Rendered(page, notes, pictures)
 
 
-def write(drawing: Drawing, path: Path, for_paper: bool = False) -> tuple[list[Path], str]:
-    """Write the picture to `path` (.png, .svg or .pdf), or for a column of a paper a .pdf and a .png without caption;
-    and its numbers to the .csv next to it; each atomically. Returns the pictures and the caption."""
-    paths = [path.with_suffix(suffix) for suffix in (".pdf", ".png")] if for_paper else [path]
-    rendered = render(drawing.page, *(each.suffix.lower() for each in paths), for_paper=for_paper)
+def _parts(page: Figure) -> Iterator[Bbox]:
+    """The parts of a page that fit on one of a paper each, with the legend above: whole rows of panels, of which the
+    others are hidden meanwhile."""
+    renderer = FigureCanvasAgg(page).get_renderer()
+    width, height = page.get_size_inches()
+    legend = max((of.get_window_extent(renderer).height / page.dpi + 0.05 for of in page.legends), default=0.0)
+    rows: dict[float, list[Any]] = {}
+    for axis in page.axes:
+        axis.set_visible(True)
+        if spec := axis.get_subplotspec():
+            rows.setdefault(spec.rowspan.start, []).append(axis)
+    ends = {n: Bbox.union([axis.get_tightbbox(renderer) for axis in axes]) for n, axes in rows.items()}
+    parts: list[list[float]] = [[]]
+    for n, end in sorted(ends.items()):
+        if parts[-1] and (ends[parts[-1][0]].y1 - end.y0) / page.dpi + legend + 0.1 > TALLEST:
+            parts.append([])
+        parts[-1].append(n)
+    for part in parts:
+        for n, axes in rows.items():
+            for axis in axes:
+                axis.set_visible(n in part)
+        top = height if part == parts[0] else ends[part[0]].y1 / page.dpi + legend + 0.05
+        for of in page.legends:
+            of.set_bbox_to_anchor((0, top / height), page.transFigure)
+        yield Bbox([[0, 0 if part == parts[-1] else ends[part[-1]].y0 / page.dpi - 0.05], [width, top]])
+
+
+def write(drawing: Drawing, path: Path, columns: int = 0) -> tuple[list[Path], str]:
+    """Write the picture to `path` (.png, .svg or .pdf), or for so many columns of a paper a .pdf and a .png without
+    caption, further pages as NAME-2; and its numbers to the .csv next to it; each atomically. Returns the pictures and
+    the caption."""
+    suffixes = (".pdf", ".png") if columns else (path.suffix.lower(),)
+    rendered = render(drawing.page, *suffixes, columns=columns)
+    n_pages = len(rendered.pictures) // len(suffixes)
+    names = [path.stem, *(f"{path.stem}-{n}" for n in range(2, n_pages + 1))]
+    paths = [path.with_name(f"{name}{suffix}") for suffix in suffixes for name in names] if columns else [path]
     for each, content in zip(paths, rendered.pictures, strict=True):
         write_bytes(each, content)
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))

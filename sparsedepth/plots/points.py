@@ -25,8 +25,24 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.chain import link
 from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, mark_id, panels
-from sparsedepth.plots.runs import all_runs, changed_fields, compared_runs, trained_runs, without_diverged_cells
+from sparsedepth.plots.page import (
+    Drawing,
+    NothingToDraw,
+    caption,
+    depth_legend,
+    legend_above,
+    mark_id,
+    panels,
+    paper_width,
+)
+from sparsedepth.plots.runs import (
+    all_runs,
+    changed_fields,
+    compared_runs,
+    of_selection,
+    trained_runs,
+    without_diverged_cells,
+)
 from sparsedepth.plots.style import (
     GREY,
     SERIES,
@@ -164,7 +180,7 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
     scopes = ("pooled", "within depth")[: shown["n_layers"].nunique()]
     runs = points.assign(unit=points["setting"], outcome="ok")
     found = [link(runs, x, y, scope) for scope in scopes if is_evidence]
-    axis.set_title(link_title(found, len(shown), len(points)), color=GREY, fontsize=7.5, linespacing=1.35)
+    axis.set_title(link_title(found, len(shown), len(points)), color=GREY, fontsize=6.5 if paper_width() else 7.5)
 
 
 def is_log(name: str) -> bool:
@@ -188,7 +204,7 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
 def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search = search_of(store.roots)
-    runs = trained_runs(store)
+    runs = of_selection(store, trained_runs(store))
     if search is None:
         return front(runs)
     n_runs = runs.groupby("cell_id")["cell_id"].transform("size")

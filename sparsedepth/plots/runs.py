@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -34,6 +34,39 @@ def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Res
         return kept[store]
 
     return of_store
+
+
+class Selection(NamedTuple):
+    """The depths and settings that figures show; all where none is named."""
+
+    depths: tuple[int, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+ALL = Selection()
+_selected: WeakKeyDictionary[Store, Selection] = WeakKeyDictionary()
+
+
+def select(store: Store, only: Selection) -> None:
+    """Let figures of this store show these alone. Raises ValueError for a depth or a setting that is not there."""
+    if not any(only):
+        return
+    known = all_runs(store).dropna(subset="n_layers")[["n_layers", "setting"]]
+    if not search_of(store.roots):
+        known = pd.concat([known, cells_of_store(store).rows[["n_layers", "setting"]]])
+    for name, wanted in zip(("n_layers", "setting"), only, strict=True):
+        here = [*dict.fromkeys(known[name])]
+        if missing := [value for value in wanted if value not in here]:
+            several = "; ".join(map(str, settings_in_order(here) if name == "setting" else sorted(here)))
+            raise ValueError(f"{name} {missing[0]!r} is not among those that can be drawn: {several}")
+    _selected[store] = only
+
+
+def of_selection(store: Store, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, with n_layers and setting, that figures of this store show."""
+    for name, wanted in zip(("n_layers", "setting"), _selected.get(store, ()), strict=False):
+        rows = rows[rows[name].isin(wanted)] if wanted else rows
+    return rows.reset_index(drop=True)
 
 
 @once_per_store
@@ -86,9 +119,9 @@ def compared_runs(store: Store) -> pd.DataFrame:
     """The trained ones that effects compare: of several budgets those at one of each depth, without it in the name."""
     runs = trained_runs(store)
     if search_of(store.roots) or not (cells := cells_of_store(store)).is_one_budget:
-        return runs
+        return of_selection(store, runs)
     name = cells.rows.set_index("run_id")["setting"]
-    return runs[runs["run_id"].isin(name.index)].assign(setting=runs["run_id"].map(name)).reset_index(drop=True)
+    return of_selection(store, runs[runs["run_id"].isin(name.index)].assign(setting=runs["run_id"].map(name)))
 
 
 def without_diverged_cells(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:

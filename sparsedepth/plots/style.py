@@ -32,14 +32,14 @@ SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."),
 BASELINE = ("#222222", "o", "-")
 SETTINGS = tuple(
     zip(
-        ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#332288"),
+        ("#0072b2", "#d55e00", "#009e73", "#b8608f", "#b07800", "#2f8fc4", "#882255", "#85852c", "#332288"),
         "s^DvPX<>p",
         cycle(("--", "-.", ":", "-")),
         strict=False,
     )
 )
-"""Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none. Each has a
-marker of its own, for grey print."""
+"""Okabe and Ito's colours, then three of Tol's muted ones, the light ones darkened to a contrast of 3 to white: names
+have no order, so their colours have none. Each has a marker of its own, for grey print."""
 LINEAR_BELOW = 0.01
 """A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
 STANDS_OUT = 5
@@ -68,10 +68,12 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 8,
 }
 
-COLUMN = 3.35
-"""Inches of a column of a paper."""
+COLUMNS = {1: 3.35, 2: 7.0}
+"""Columns of a paper -> inches."""
+TALLEST = 9.0
+"""Inches of a page of a paper."""
 PAPER: dict[Any, Any] = RC | {
-    "figure.figsize": (COLUMN, 2.5),
+    "figure.figsize": (COLUMNS[1], TALLEST),
     "legend.fontsize": 9,
     "pdf.fonttype": 42,
     "savefig.dpi": 600,
@@ -81,8 +83,12 @@ PAPER: dict[Any, Any] = RC | {
 
 
 def depth_map() -> ListedColormap:
-    """Shallow is light, deep is dark; without the palest yellow, which is lost on paper."""
-    return ListedColormap(matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, 256)))
+    """Shallow is light, deep is dark, in even steps of grey; without the part of a contrast to white below 3, which is
+    lost on paper."""
+    shades = matplotlib.colormaps["viridis_r"].resampled(1024)(np.linspace(0.403, 1.0, 1024))
+    grey = shades[::-1, :3] @ (0.299, 0.587, 0.114)
+    even = np.interp(np.linspace(grey[-1], grey[0], 256), grey, np.arange(1023, -1, -1))
+    return ListedColormap(shades[even.round().astype(int)])
 
 
 def depth_colours(depths: Iterable[int]) -> dict[int, str]:

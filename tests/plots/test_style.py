@@ -11,6 +11,9 @@ from sparsedepth.plots.page import NARROW, WIDEST, legend_above, line_handle
 from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import (
     BASELINE,
+    GREY,
+    SERIES,
+    SETTINGS,
     axis_of_points,
     depth_colours,
     kind_markers,
@@ -29,6 +32,19 @@ def test_deeper_is_darker_and_distinct_in_grey(n):
     grey = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in map(to_rgb, colours.values())]
     assert grey == sorted(grey, reverse=True)
     assert min(a - b for a, b in itertools.pairwise(grey)) > 0.4 / n
+
+
+def contrast_to_white(colour):
+    """(1 + .05) / (L + .05), L the relative luminance of WCAG 2.2."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+
+
+def test_every_line_and_note_has_a_contrast_of_three():
+    assert contrast_to_white("white") == 1 and contrast_to_white("black") == 21
+    lines = [colour for colour, *_ in (BASELINE, *SETTINGS, *SERIES)]
+    assert min(map(contrast_to_white, [*lines, *depth_colours(range(8)).values(), *depth_colours([12]).values()])) >= 3
+    assert contrast_to_white(GREY) >= 4.5  # text
 
 
 def test_shapes_are_distinct():
