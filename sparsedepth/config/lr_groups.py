@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Group] = {
     "gpas": Group(r"\.gpas_scalar$", lambda c: c.gpas),
     "residual_gate": Group(r"\.(attention|ffn)_gate$", lambda c: c.residual_gate != "none"),
     "attention_residuals": Group(r"\.query_scalar$", lambda c: c.attention_residuals),
+    "n_streams": Group(r"_streams\.(weight|start_scalar|size_scalar)$", lambda c: c.n_streams > 1),
     "router": Group(r"\.router\.", lambda c: c.n_experts),
     "attention": Group(r"\.attention\."),
     "ffn": Group(r"\.ffn\."),

@@ -46,7 +46,7 @@ CARRIES: Mapping[str, tuple[str, ...]] = {
 """The sizes over which a parametrisation has rules, so that lr is carried."""
 
 RETIRED_FIELDS = {
-    "logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain",
+    "logit_soft_cap": 0.0, "weight_density": 1.0,
     "cycle_len": None, "modulus": None, "expression_len": None,
     "architecture": "decoder", "image_size": None, "patch_size": None, "n_channels": None,
 }  # fmt: skip
@@ -128,6 +128,12 @@ class ModelConfig(Section):
     attention_residuals: Annotated[int, Field(ge=0), WHOLE, STREAM] = 0
     """sources, besides the embedding, over which branches attend in place of the residual sum; each is the
     sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none"""
+    n_streams: Annotated[Count, STREAM] = 1
+    """streams of d_model channels that every branch reads, mixes and writes (hyper-connections); 1 = one sum"""
+    stream_mixing: Annotated[Literal["plain", "manifold"], STREAM] = "plain"
+    """of n_streams: coefficients of any size (2409.19606), or such that mixing enlarges nothing (mHC, 2512.24880)"""
+    loops: Annotated[Count, replace(STREAM, fused=ANY)] = 1
+    """passes through n_layers / loops blocks with weights of their own (2502.17416); n_layers counts every pass"""
     value_residual: Annotated[bool, SEEN.acting("shapes", "attention")] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
     init: Annotated[Literal["normal", "scaled", "depth_scaled", "zero_outputs"], INITIAL] = "normal"
@@ -157,6 +163,10 @@ class ModelConfig(Section):
     """base of the rotary frequencies"""
     sliding_window: Annotated[Count | None, SEEN] = None
     """tokens that a token attends to, itself included; null = all before it"""
+    window_pattern: Annotated[str | None, Field(pattern="^[SL]+$"), SEEN] = None
+    """layers with sliding_window (S) and without (L), repeated, such as SSSL; the last layer has none"""
+    gated_attention: Annotated[Literal["none", "channel", "head"], COMPUTES.acting("shapes", "attention")] = "none"
+    """attended values times sigmoid(W x), x the branch's input: a gate for each channel or head (2505.06708)"""
     mask_documents: Annotated[bool, SEEN] = False
     """no attention across the documents of a packed sequence"""
     eod: Annotated[
@@ -224,6 +234,7 @@ class ModelConfig(Section):
     def _check_combinations(self) -> None:
         rules = (WITH_EXPERTS if self.n_experts else ()) + OF_STREAM
         rules += WITH_SOURCES if self.attention_residuals else ()
+        rules += WITH_STREAMS if self.stream_width > self.d_model else ()
         rules += STANDARD if self.parametrisation == "standard" else PARAMETRISED_ONLY
         if mistakes := [text.format(c=self) for applies, text in rules if applies(self)]:
             raise Mistakes(mistakes)
@@ -231,9 +242,20 @@ class ModelConfig(Section):
             warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
 
     @property
+    def n_blocks(self) -> int:
+        """Blocks with weights of their own."""
+        return self.n_layers // self.loops
+
+    def has_window(self, layer: int) -> bool:
+        """Whether attention of this layer is limited to sliding_window."""
+        pattern = self.window_pattern or "S"
+        is_long = pattern[(layer - 1) % len(pattern)] == "L" or bool(self.window_pattern and layer == self.n_layers)
+        return self.sliding_window is not None and not is_long
+
+    @property
     def stream_width(self) -> int:
         """Channels between blocks."""
-        return (1 + self.attention_residuals) * self.d_model
+        return (self.n_streams + self.attention_residuals) * self.d_model
 
     @property
     def width_multiplier(self) -> float:
@@ -314,8 +336,23 @@ OF_STREAM = (
      "residual_scalars with residual_gate='admin' weighs the stream twice; choose one of them"),
     (lambda c: c.residual_gate == "admin" and c.gpas,
      "gpas with residual_gate='admin' weighs the stream twice; choose one of them"),
-    (lambda c: c.value_residual and c.n_layers == 1,
-     "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} has none"),
+    (lambda c: c.value_residual and c.n_layers == c.loops,
+     "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} with loops={c.loops} has none"),
+    (lambda c: c.n_layers % c.loops,
+     "loops={c.loops} does not divide n_layers={c.n_layers}, which counts every pass; use n_layers = blocks x loops"),
+    (lambda c: c.loops > 1 and (c.n_dense_layers or c.residual_gate == "admin" or c.attention_residuals),
+     "loops={c.loops} with n_dense_layers, residual_gate='admin' or attention_residuals, whose layers differ by place: "
+     "layers that share weights have several places; use loops=1"),
+    (lambda c: c.loops > 1 and c.window_pattern,
+     "window_pattern={c.window_pattern!r} with loops={c.loops}: layers that share weights share their window; leave "
+     "one out"),
+    (lambda c: c.n_streams > 1 and c.attention_residuals,
+     "attention_residuals={c.attention_residuals} with n_streams={c.n_streams}: either takes the place of the sum; "
+     "choose one of them"),
+    (lambda c: c.n_streams == 1 and c.stream_mixing != "plain",
+     "stream_mixing={c.stream_mixing!r} has no meaning with n_streams=1; set n_streams, or leave stream_mixing out"),
+    (lambda c: c.window_pattern and c.sliding_window is None,
+     "window_pattern={c.window_pattern!r} has no meaning without sliding_window; set it, or leave the pattern out"),
     (lambda c: c.residual_gate == "skipinit" and c.init == "zero_outputs",
      "residual_gate='skipinit' with init='zero_outputs' starts gates and branches at 0, so that neither gets a "
      "gradient; use init='normal', or residual_gate='none'"),
@@ -330,14 +367,16 @@ ONE_STREAM: Mapping[str, Callable[[ModelConfig], object]] = {
     "residual_scalars": lambda c: c.residual_scalars,
     "gpas": lambda c: c.gpas,
 }
+WITH_STREAMS = tuple(
+    (applies,
+     f"attention_residuals={{c.attention_residuals}}, n_streams={{c.n_streams}} with {name}={{c.{name}!r}}, which "
+     f"norms or weighs the one stream after a sum; use {name}={ModelConfig.model_fields[name].default!r}, or one")
+    for name, applies in ONE_STREAM.items()
+)  # fmt: skip
 WITH_SOURCES = (
     (lambda c: 2 * c.n_layers % c.attention_residuals,
      "attention_residuals={c.attention_residuals} does not divide the branches, 2 x n_layers={c.n_layers}, into sums "
      "of equally many"),
-    *((applies,
-       f"attention_residuals={{c.attention_residuals}} with {name}={{c.{name}!r}}, which norms or weighs the one "
-       f"stream after a sum; use {name}={ModelConfig.model_fields[name].default!r}, or attention_residuals=0")
-      for name, applies in ONE_STREAM.items()),
 )  # fmt: skip
 
 UNRULED: Mapping[str, tuple[Callable[[ModelConfig], object], str]] = {
@@ -345,6 +384,8 @@ UNRULED: Mapping[str, tuple[Callable[[ModelConfig], object], str]] = {
     "tie_embeddings": (lambda c: c.tie_embeddings, "embedding and head follow different rules"),
     "norm": (lambda c: c.n_post_layers > 0, "its rules are of blocks that add to the stream"),
     "attention_residuals": (lambda c: c.attention_residuals > 0, "it has no rule for what attends over sources"),
+    "n_streams": (lambda c: c.n_streams > 1, "it has no rule for what mixes streams"),
+    "loops": (lambda c: c.loops > 1 and c.parametrisation == "completep", "its rules are of layers with own weights"),
     "init": (lambda c: c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
 }
 PARAMETRISED_ONLY = tuple(

@@ -16,6 +16,7 @@ head width, X heads times K, N = B T, C documents; D d_model."""
 
 import importlib
 import math
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -198,6 +199,10 @@ class Attention(nn.Module):
         """v_BGTK, before the value residual."""
         return self._heads(self.value(x_BTD)).transpose(1, 2)
 
+    def seen(self, context: Context) -> Context:
+        """Which tokens this layer sees."""
+        return context
+
     def mixed_values(self, v_BGTK: Tensor, context: Context) -> Tensor:
         """The values that attention sums."""
         return v_BGTK
@@ -207,12 +212,38 @@ class Attention(nn.Module):
         v_BGTK = self.mixed_values(v_BGTK, context)
         dropout = self.dropout if self.training else 0.0
         kernel = _inputs if self.kernel == INPUTS else KERNELS[self.kernel]
-        return kernel(q_BHTK, k_BGTK, v_BGTK, context, dropout).transpose(1, 2).flatten(2)
+        return kernel(q_BHTK, k_BGTK, v_BGTK, self.seen(context), dropout).transpose(1, 2).flatten(2)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         q_BTX, k_BTX, v_BTX = project_together(x_BTD, self.query, self.key, self.value)
         heads = *self._positioned(q_BTX, k_BTX, context.rotary), self._heads(v_BTX).transpose(1, 2)
-        return self.output(self.attended(*heads, context))
+        return self.output(self.gated(self.attended(*heads, context), x_BTD))
+
+    def gated(self, attended_BTX: Tensor, x_BTD: Tensor) -> Tensor:
+        """The input of the output projection."""
+        return attended_BTX
+
+
+class GatedAttention(Attention):
+    """`gated_attention`: attended values times sigmoid(W x) of the block's normed input, by channel or by head
+    (2505.06708, G1)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        by_head = config.gated_attention == "head"
+        self.gating = Linear(config.d_model, config.n_heads if by_head else config.d_model)
+
+    def gated(self, attended_BTX: Tensor, x_BTD: Tensor) -> Tensor:
+        gate_BTX = torch.sigmoid(self.gating(x_BTD))
+        by_head = attended_BTX.unflatten(-1, (gate_BTX.shape[-1], -1))
+        return (by_head * gate_BTX.unsqueeze(-1)).flatten(-2)
+
+
+class LongAttention(Attention):
+    """A layer of `window_pattern` without a window."""
+
+    def seen(self, context: Context) -> Context:
+        return context.unlimited
 
 
 class FirstValues(Attention):
@@ -241,6 +272,13 @@ class ValueResidual(Attention):
 
 
 def make_attention(config: ModelConfig, layer: int) -> Attention:
-    if not config.value_residual:
-        return Attention(config)
-    return FirstValues(config) if layer == 1 else ValueResidual(config)
+    kinds = (GatedAttention,) if config.gated_attention != "none" else ()
+    kinds += (LongAttention,) if config.sliding_window and not config.has_window(layer) else ()
+    if config.value_residual:
+        kinds += (FirstValues,) if layer == 1 else (ValueResidual,)
+    return _composed(kinds)(config)
+
+
+@cache
+def _composed(kinds: tuple[type[Attention], ...]) -> type[Attention]:
+    return type("".join(kind.__name__ for kind in kinds), (*kinds, Attention), {}) if kinds else Attention

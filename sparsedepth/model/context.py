@@ -41,6 +41,7 @@ class Context:
         self.first_BTD = first_BTD
         self.value_BGTK = value_BGTK
         """x_0, for blocks that read it, and v_1; with `value_residual` set by block 1"""
+        self._unlimited: Context | None = None
         self._shared: dict[Callable[..., Tensor], Tensor] = {}
 
     def once(self, compute: Callable[..., Tensor], *args: object) -> Tensor:
@@ -52,6 +53,14 @@ class Context:
             with torch.inference_mode(False):  # a measure may differentiate a block later
                 self._shared[compute] = compute(*args)
         return self._shared[compute]
+
+    @property
+    def unlimited(self) -> "Context":
+        """The same without a window."""
+        if self.window is None:
+            return self
+        self._unlimited = self._unlimited or Context(self.rotary, self.document_BT)
+        return self._unlimited
 
     def repeated(self, copies: int) -> "Context":
         """For several copies of the batch, one after the other."""

@@ -26,8 +26,9 @@ from sparsedepth.model.head import Head
 from sparsedepth.model.linear import Embedding
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.variants.factors import profile
+from sparsedepth.model.variants.loops import make_blocks
 from sparsedepth.model.variants.sources import Sources
-from sparsedepth.model.variants.table import make_block
+from sparsedepth.model.variants.streams import Coefficients, SumOfStreams
 
 
 class Decoder(nn.Module):
@@ -40,9 +41,9 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = Embedding(config)
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
-        blocks = nn.ModuleList(make_block(config, layer) for layer in range(1, config.n_layers + 1))
-        self.blocks = cast(Sequence[Block], blocks)
+        self.blocks = cast(Sequence[Block], nn.ModuleList(make_blocks(config)))
         self.sources = Sources(config, 2 * config.n_layers) if config.attention_residuals else None
+        self.sources = SumOfStreams(config) if config.n_streams > 1 else self.sources
         self.norm = make_norm(config)
         self.head = Head(config)
         if config.tie_embeddings:
@@ -55,7 +56,7 @@ class Decoder(nn.Module):
         """Draw all weights (`init.draw`), and set buffers, undefined on the meta device."""
         init.draw(self, self.config, seed)
         for part in self.modules():
-            if isinstance(part, Block | Sources):
+            if isinstance(part, Block | Sources | Coefficients):
                 part.initialise()
         if self.config.residual_gate == "admin":
             was_training = self.training
@@ -108,7 +109,7 @@ class Decoder(nn.Module):
         return x_BTD
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
-        """Input of the head: the norm of the stream, or of the attended sources."""
+        """Input of the head: the norm of the stream, of the sum of streams, or of the attended sources."""
         return self.norm(x_BTD if self.sources is None else self.sources.read(x_BTD))
 
     def logits(self, x_BTD: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
       depth_scaled  1/sqrt(2 l)     those of block l, l = 1..L                   (1908.11365; outputs alone: OLMo)
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
+      n_streams     0               the matrices of the streams' coefficients    (`variants.streams`)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
 
 Configurations with the same seed share all weights of equal name and shape: comparisons are paired.
@@ -53,8 +54,11 @@ VECTORS = {
     "query_scalar": 0.0,
     "value_scalar": 0.5,
     "first_value_scalar": 0.5,
+    "start_scalar": 1.0,
+    "size_scalar": 1.0,
 }
-"""Initial values of vectors by name ending; gates start as `residual_gate` says."""
+"""Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two, of
+`variants.streams.Coefficients`, are set by its `initialise` afterwards."""
 
 
 def _initial_vector(name: str, config: ModelConfig) -> float:
@@ -67,6 +71,8 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
 
 def _std(name: str, config: ModelConfig) -> float:
     """Initial standard deviation of a matrix."""
+    if name.endswith("_streams.weight"):
+        return 0.0
     shrink = 1.0
     is_block = name.startswith("blocks.")
     if is_block and name.endswith(OUTPUTS):

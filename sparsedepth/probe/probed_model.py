@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.model import kernels
-from sparsedepth.model.attention import Attention
+from sparsedepth.model.attention import Attention, GatedAttention
 from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
@@ -70,10 +70,12 @@ class ProbedModel(Protocol):
 
 
 class ProbedDecoder:
-    """`Decoder` as a `ProbedModel`. With `attention_residuals` D counts all sources, 0 until written; a block adds at
-    its own. Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a
-    recompilation. A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values
-    (`value_residual`), of the tokens embedded last; x may hold several copies of them one after the other, as forks do.
+    """`Decoder` as a `ProbedModel`. With `n_streams` D counts all streams side by side; with `loops` each pass through
+    a block is a layer, skipped or swapped by itself. With `attention_residuals` D counts all sources, 0 until written;
+    a block adds at its own. Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes,
+    each a recompilation. A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's
+    values (`value_residual`), of the tokens embedded last; x may hold several copies of them one after the other, as
+    forks do.
     """
 
     def __init__(self, model: Decoder):
@@ -122,13 +124,14 @@ class ProbedDecoder:
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
         block, context = self._block(layer), self._context(x_BTD)
         input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
-        return *block.attention.kernel_inputs(input_BTD, context), context
+        return *block.attention.kernel_inputs(input_BTD, context), block.attention.seen(context)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Without the router, which transforms nothing."""
         block = self._block(layer)
         attention, ffn = block.attention, block.ffn
-        weights = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
+        names = ("query", "key", "value", "output", *["gating"] * isinstance(attention, GatedAttention))
+        weights = {name: getattr(attention, name).weight for name in names}
         if isinstance(ffn, FeedForward):
             return weights | _weights(ffn)
         for index, (gate_up, down) in enumerate(zip(ffn.gate_up_E2FD, ffn.down_EDF, strict=True)):

@@ -34,3 +34,13 @@ def test_active_parameters_leave_out_the_unused_experts():
     shared = build(ModelConfig, {**config.model_dump(mode="json"), "n_shared_experts": 2, "n_dense_layers": 1}, "test")
     counted, unused = cost(shared), 1 * (8 - 3) * 3 * 16 * 10  # one layer has experts; the shared ones are always used
     assert counted.params_total - counted.params_active == unused
+
+
+def test_weights_that_loops_share_are_active_once():
+    """6 layers of which 2 have weights of their own are as large as 2 layers, and compute as much as 6."""
+    looped, two, six = (
+        cost(build(ModelConfig, fields, "test"))
+        for fields in ({"n_layers": 6, "loops": 3}, {"n_layers": 2}, {"n_layers": 6})
+    )
+    assert looped.params_active == looped.params_total == two.params_total
+    assert looped.flops_per_token == six.flops_per_token

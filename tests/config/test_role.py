@@ -35,6 +35,7 @@ OTHER |= {
     "optimizer": "muon", "activation": "relu2", "residual_scalars": True,
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
     "parametrisation": "mup", "base_width": 16, "base_depth": 3, "gpas": True, "attention_residuals": 8,
+    "n_streams": 2, "stream_mixing": "manifold", "loops": 2, "gated_attention": "channel", "window_pattern": "SL",
     "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192, "lr_of": {"embed": 0.25, "attention": 3.0},
 }  # fmt: skip
 """Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""
@@ -49,6 +50,8 @@ def pair(field: str, small: dict | None = None, value: object = None) -> tuple[R
     fields |= dict([role.only_with]) if role.only_with else {}
     fields |= {"schedule": "wsd"} if field == "decay_frac" else {}
     fields |= {"parametrisation": "mup"} if field == "base_width" else {}
+    fields |= {"n_streams": 2} if field == "stream_mixing" else {}
+    fields |= {"sliding_window": 8} if field == "window_pattern" else {}
     if field in TaskConfig.model_fields:
         name = next(name for name, task in TASKS.items() if field in task.fields)
         fields |= {"corpus": f"task:{name}", "vocab_size": 264}

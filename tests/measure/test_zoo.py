@@ -75,7 +75,7 @@ def test_the_blocks_parts_are_what_the_block_does(name):
     config, model, _ = of_the_zoo(name)
     probed, tokens = ProbedDecoder(model.eval()), torch.from_numpy(held_out(8, 32, 0).inputs)
     on_the_stream = config.depth_scale == "after_residual" or config.norm in ("post", "deepnorm", "keel")
-    on_the_stream |= config.residual_scalars or config.gpas
+    on_the_stream |= config.residual_scalars or config.gpas or config.n_streams > 1
     with probing(probed):
         x_BTD = probed.embed(tokens)
         for layer in (1, 2):

@@ -20,10 +20,11 @@ def states(model: Decoder, tokens_T: list) -> list[np.ndarray]:
     x_TD = np.stack([weights["embed.weight"][token] for token in tokens_T])
     if config.norm == "peri":
         x_TD = np.stack([_norm(config, x_D, weights, "embed_norm") for x_D in x_TD])
+    x_TD = np.tile(x_TD, (1, config.n_streams))
     x_TD = np.pad(x_TD, ((0, 0), (0, config.attention_residuals * config.d_model)))
     found, first = [x_TD], (x_TD, [])
     for layer in range(1, config.n_layers + 1):
-        prefix = f"blocks.{layer - 1}."
+        prefix = f"blocks.{(layer - 1) % (config.n_layers // config.loops)}."
         block = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
         for part in ("attention", "ffn"):
             if part == "attention" and config.residual_scalars:
@@ -52,6 +53,29 @@ def logits(model: Decoder, x_TD: np.ndarray) -> np.ndarray:
 
 def _weights(model: Decoder) -> Weights:
     return {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+
+
+def _read(config: ModelConfig, streams: Weights, x_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of one token: what a branch reads, the weights b_n of what it adds, and the mixed streams."""
+    n, manifold = config.n_streams, config.stream_mixing == "manifold"
+    z = np.zeros((n, n + 2))
+    for i in range(n):
+        for c in range(n + 2):
+            if manifold:
+                row = streams["weight"][c * n + i]
+                z[i, c] = row @ _rms(config, x_nD.flatten(), streams["norm.weight"])
+            else:
+                z[i, c] = math.tanh(streams["weight"][c] @ _rms(config, x_nD[i], streams["norm.weight"]))
+            size = streams["size_scalar"][c if c < 2 else 2 if manifold else 0]
+            z[i, c] = streams["start_scalar"][i * (n + 2) + c] + size * z[i, c]
+    read, write, mix = z[:, 0], z[:, 1], z[:, 2:]
+    if manifold:
+        read, write, mix = 1 / (1 + np.exp(-read)), 2 / (1 + np.exp(-write)), np.exp(mix)
+        mix = mix / mix.sum(1)[:, None]
+        for _ in range(20):
+            mix = mix / mix.sum(0)
+            mix = mix / mix.sum(1)[:, None]
+    return read @ x_nD, write, mix.T @ x_nD
 
 
 def _rms(config: ModelConfig, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -107,6 +131,13 @@ def _branch(
         x_TD = x_TD.copy()
         x_TD[:, at_own] += added_TD
         return x_TD
+    if config.n_streams > 1:
+        of_part = {name.removeprefix(f"{part}_streams."): w for name, w in block.items() if f"{part}_streams" in name}
+        tokens = [_read(config, of_part, x_W.reshape(config.n_streams, -1)) for x_W in x_TD]
+        added_TD = function(norm(np.stack([read_D for read_D, _, _ in tokens]), "norm"))
+        added_TD = on_branch * (added_TD if placed == "pre" else norm(added_TD, "out_norm"))
+        joined = [mix + np.outer(write, added_D) for (_, write, mix), added_D in zip(tokens, added_TD, strict=True)]
+        return np.stack([x_nD.flatten() for x_nD in joined])
     if placed == "mix":
         placed = "post" if layer <= round(config.mix_frac * config.n_layers) else "pre"
     if placed == "pre":
@@ -145,7 +176,9 @@ def _attention(
     def sees(t: int, j: int) -> bool:
         if j > t:
             return False
-        if config.sliding_window is not None and t - j >= config.sliding_window:
+        pattern, layer = config.window_pattern, len(values)
+        is_long = pattern is not None and ((pattern * layer)[layer - 1] == "L" or layer == config.n_layers)
+        if config.sliding_window is not None and not is_long and t - j >= config.sliding_window:
             return False
         return not (config.mask_documents and config.eod in tokens_T[j:t])
 
@@ -159,6 +192,9 @@ def _attention(
             p = np.exp(np.array(scores) - max(scores))
             out = (p / p.sum()) @ value[seen][:, group * width : (group + 1) * width]
             heads[t, head * width : (head + 1) * width] = out
+    if config.gated_attention != "none":
+        gate = 1 / (1 + np.exp(-x_TD @ block["attention.gating.weight"].T))
+        heads = heads * np.repeat(gate, heads.shape[1] // gate.shape[1], axis=1)
     return heads @ block["attention.output.weight"].T
 
 

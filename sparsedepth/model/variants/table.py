@@ -11,9 +11,11 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.block import Block, FusedBlock, is_supported
 from sparsedepth.model.variants import factors, placement
 from sparsedepth.model.variants.sources import SourcesBlock
+from sparsedepth.model.variants.streams import StreamsBlock
 
 VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
     (SourcesBlock, lambda c, layer: c.attention_residuals > 0),
+    (StreamsBlock, lambda c, layer: c.n_streams > 1),
     (factors.Gpas, lambda c, layer: c.gpas),
     (factors.ResidualScalars, lambda c, layer: c.residual_scalars),
     (factors.CompleteP, lambda c, layer: c.depth_multiplier != 1),
