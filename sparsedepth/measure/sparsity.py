@@ -109,7 +109,8 @@ MAX_WEIGHTS = 2**22
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadValues:
-    """One quantity; NaN and None if no row defines it (relative entropy and sink of single tokens)."""
+    """One quantity; NaN and None if no row defines it (relative entropy and sink of single tokens), and NaN for a block
+    without attention."""
 
     by_head: np.ndarray
     """[L, H]"""
@@ -126,8 +127,8 @@ def attention_sparsity(
     relative_taus: Sequence[float],
     rng: np.random.Generator,
 ) -> dict[str, HeadValues]:
-    """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold,
-    attention_entropy (nat), attention_entropy_rel and attention_sink."""
+    """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold, attention_entropy (nat),
+    attention_entropy_rel and attention_sink, of the blocks whose weights are known; nothing without one."""
     n_sequences, n_tokens = tokens_NT.shape
     n_weights = n_tokens * (n_tokens + 1) // 2 if getattr(probed, "is_causal", True) else n_tokens**2
     sizes = {
@@ -137,19 +138,24 @@ def attention_sparsity(
         "attention_sink": n_tokens - 1,
     }
 
+    layers: dict[int, None] = {}
+
     def batch_sums(tokens_BT: Tensor) -> list[Tensor]:
-        layers = [
-            attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
-            for layer, x_BTD in block_inputs(probed, tokens_BT)
-        ]
-        return [torch.stack([sums[name] for sums in layers], dim=1) for name in sizes]
+        of_layers = []
+        for layer, x_BTD in block_inputs(probed, tokens_BT):
+            if (inputs := probed.attention_inputs(layer, x_BTD)) is not None:
+                layers[layer] = None
+                of_layers.append(attention_sums(*inputs, taus=taus, relative_taus=relative_taus))
+        return [torch.stack([sums[name] for sums in of_layers], dim=1) for name in sizes if of_layers]
 
     estimate, values = shared_resamples(rng), {}
     found = by_sequence(probed, batches(probed, tokens_NT), batch_sums)
-    for (name, size), sum_NLH in zip(sizes.items(), found, strict=True):
-        value_NLH = sum_NLH / (size or np.nan)
-        total = estimate(identity, value_NLH.mean((1, 2)))
-        values[name] = HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
+    for (name, size), sum_NLH in zip(sizes.items(), found, strict=False):  # none without any attention
+        value_NlH = sum_NLH / (size or np.nan)
+        total = estimate(identity, value_NlH.mean((1, 2)))
+        value_LH = np.full((probed.n_layers, value_NlH.shape[2]), np.nan)
+        value_LH[[layer - 1 for layer in layers]] = value_NlH.mean(0)
+        values[name] = HeadValues(by_head=value_LH, total=total, n=n_sequences * size)
     return values
 
 
@@ -194,7 +200,7 @@ def add_attention_rows(context: MeasureContext, rows: Measurements) -> None:
         column = name.partition("@")[0]
         if column not in rows.summary:
             rows.add_score(column, values.total)
-        rows.add_layers(name, values.by_head.mean(1).tolist(), values.n * values.by_head.shape[1])
+        rows.add_layers(name, finites(values.by_head.mean(1)), values.n * values.by_head.shape[1])
         rows.add_heads(name, values.by_head, values.n)
 
 

@@ -105,7 +105,7 @@ class ProbedModule:
                 losses.append(self.loss(self.model(given), aims))
         return torch.stack(losses).float()
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
         raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:

@@ -45,9 +45,11 @@ _OWN_KERNELS = {
 """Values of IMPLEMENTATION that name a part of transformers, not a repository."""
 _PLAIN_PRIVATE_KEYS = {
     "_name_or_path", "_from_model_config", "_commit_hash", "_flash_attn_2_enabled", "_num_labels",
-    "_sliding_window_pattern",
+    "_sliding_window_pattern", "_remove_final_layer_norm",
 }  # fmt: skip
 """Private keys that transformers wrote into configs or its users set, and that lead to no code of others."""
+_MARKS = (("__type", "AddedToken"), ("__float__", "Infinity"))
+"""Keys, with their values, of what JSON has not."""
 _POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")
 _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 """Settings outside whose range a model computes NaN, or nothing that its family does."""
@@ -154,7 +156,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if IMPLEMENTATION.fullmatch(key):
         return isinstance(value, str | bool | None) and value in _OWN_KERNELS
     if key.startswith("_"):
-        return key in _PLAIN_PRIVATE_KEYS or (key, value) == ("__type", "AddedToken")
+        return key in _PLAIN_PRIVATE_KEYS or (key, value) in _MARKS
     is_size = "kernel" in key and (value in (None, False) or type(value) in (int, float))
     return is_size or not _POINTS_TO_CODE.search(key)
 

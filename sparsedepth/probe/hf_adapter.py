@@ -19,12 +19,15 @@ from sparsedepth.probe.any_module import ProbedModule, apart, replaced_forward
 from sparsedepth.probe.hf_types import TYPES, check_type
 
 _CAPTURE = "sparsedepth_capture"
+UNLIMITED = 2**20
+"""The longest sequence of a type without positions."""
+_POSITIONS = ("max_position_embeddings", "seq_length")
 
 
 class _BaseOutput(MoeModelOutputWithPast):
     """What a model's head reads of its base model, of any type."""
 
-    cross_attentions = None
+    cross_attentions = cache_params = None
 
 
 class _AttentionCaptured(Exception):
@@ -51,11 +54,16 @@ class ProbedHfModel(ProbedModule):
     def __init__(self, model: PreTrainedModel):
         """Raises ValueError for an unsupported type, or settings that give wrong numbers."""
         _check_model(model)
-        self._base: Any = model.base_model
         self._parts = TYPES[model.config.model_type]
-        layers = getattr(self._base, self._parts.layers).children()
-        norm, head = getattr(self._base, self._parts.final_norm), model.get_output_embeddings()
-        super().__init__(model, layers, norm=norm, head=head)
+        base, (above, _, _) = model.base_model, self._parts.layers.rpartition(".")
+        self._base: Any = base.get_submodule(above)
+        try:
+            norm, head = base.get_submodule(self._parts.final_norm), model.get_output_embeddings()
+        except AttributeError:
+            told = f"this {type(model).__name__} has no norm before its head"
+            raise ValueError(f"{told}: its norms stand after blocks, which is not supported") from None
+        super().__init__(model, base.get_submodule(self._parts.layers).children(), norm=norm, head=head)
+        self._rests = [(None,) * self._parts.n_further or None] * self.n_layers
         self.vocab_size, self.stream_width = head.weight.shape
         for part in (model.get_input_embeddings(), norm, head):
             if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:
@@ -67,10 +75,19 @@ class ProbedHfModel(ProbedModule):
         """x_0 including the model's scaling and learned positions. Raises ValueError beyond `max_len`."""
         return self._record_calls(tokens_BT)[0]
 
-    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        for _, named in self._calls_at(x_BTD.shape[1]):
+            if isinstance(alibi := named.get("alibi"), Tensor):  # [B H, 1, T]: of one sequence, or the last batch
+                n_heads = self.model.config.num_attention_heads
+                named["alibi"] = alibi[:n_heads].repeat(len(x_BTD), 1, 1) if len(alibi) >= n_heads else alibi
+        return super().block(layer, x_BTD)
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
         the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
-        ffn = self.block_module(layer).get_submodule("mlp")
+        if self._parts.ffn is None:
+            return None
+        ffn = self.block_module(layer).get_submodule(self._parts.ffn)
         with replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
@@ -91,7 +108,8 @@ class ProbedHfModel(ProbedModule):
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """Probabilities and choices of the layer's router, captured while the block runs. Scores of a sigmoid are
         divided by their sum (2412.19437, equation 18)."""
-        router = getattr(self.block_module(layer).get_submodule("mlp"), "gate", None)
+        ffn = getattr(self.block_module(layer), self._parts.ffn or "", None)
+        router = getattr(ffn, "gate", None)
         if router is None or not hasattr(router, "top_k"):
             return None
         _, (logits_NE, _, choice_NC) = self._capture(layer, x_BTD, router)
@@ -109,8 +127,10 @@ class ProbedHfModel(ProbedModule):
             hook.remove()
         return calls[0]
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
-        """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale."""
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
+        """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale. None of a block of another kind."""
+        if not self._parts.shows_attention:
+            return None
         return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(window=_window(mask), softcap=cap))
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
@@ -184,19 +204,21 @@ class ProbedEncoder(ProbedModule):
 
     is_causal = False
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
         return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(softcap=cap, is_causal=False))
 
 
 def _attention_inputs(
     probed: ProbedModule, layer: int, x_BTD: Tensor, context: Callable[[Tensor | None, float | None], Context]
-) -> tuple[Tensor, Tensor, Context]:
-    """Queries and keys as the block's attention function gets them, and `context` of its mask and cap."""
+) -> tuple[Tensor, Tensor, Context] | None:
+    """Queries and keys as the block's attention function gets them, and `context` of its mask and cap; None if it calls
+    none."""
     model: Any = probed.model
     before = model.config._attn_implementation
     model.set_attn_implementation(_CAPTURE)
     try:
         probed.block(layer, x_BTD)
+        return None
     except _AttentionCaptured as captured:
         q_BHTK, k_BGTK, mask, scaling, softcap = captured.args
     finally:
@@ -220,7 +242,8 @@ def _window(mask: Tensor | None) -> int | None:
 
 def _max_len(config: Any) -> int:
     """The longest sequence: of a rotation that is stretched beyond the trained length (dynamic, YaRN), with it."""
-    trained, rope = config.max_position_embeddings, getattr(config, "rope_parameters", None) or {}
+    trained = next((each for name in _POSITIONS if (each := getattr(config, name, None))), UNLIMITED)
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") not in ("dynamic", "yarn"):
         return trained
     original = rope.get("original_max_position_embeddings") or trained

@@ -45,6 +45,12 @@ LLAMA = {hf: own.partition(".")[2] for own, hf in IN_BLOCK.items() if own.rparti
 """Llama's names and those of experts in its place; a type may lack some, such as the gate."""
 
 _GATE_AND_UP = LLAMA | {"mlp.gate_up_proj": "gate up"}
+_MLA = (
+    LLAMA
+    | {"self_attn.q_a_proj": "a.query", "self_attn.q_b_proj": "query"}
+    | {"self_attn.kv_a_proj_with_mqa": "a.other", "self_attn.kv_b_proj": "b.other"}
+)
+_FUSED = {"self_attention.dense": "output", "mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down"}
 _SHARED = {f"mlp.shared_experts.{kind}_proj": f"shared.{kind}" for kind in ("gate", "up", "down")}
 
 
@@ -64,14 +70,24 @@ class Parts:
     """whether weights are stored as [inputs, outputs]"""
     is_by_head: bool = False
     """whether query, key and value are one below the other within each head"""
+    ffn: str | None = "mlp"
+    """module that a layer adds after its attention; None where it has no such"""
+    has_tables: bool = False
+    """whether layers hold tables that the dtype of their weights would round, so that they are read in fp32"""
+    n_further: int = 0
+    """what a layer returns beside the stream"""
+    shows_attention: bool = True
+    """whether queries and keys, as transformers' attention functions get them, give the attention weights: else those
+    measures are missing (a function of its own, sinks, no attention)"""
 
 
 # fmt: off
 TYPES: dict[str, Parts] = {
     **dict.fromkeys((
-        "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "helium",
-        "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2",
-        "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm",
+        "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma2", "gemma3_text", "granite",
+        "helium", "hunyuan_v1_dense", "jais2", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron",
+        "olmo", "olmo2", "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+        "stablelm",
     ), Parts()),
     "cohere": Parts(others=("self_attn.q_norm", "self_attn.k_norm")),
     "glm": Parts(matrices=_GATE_AND_UP),
@@ -84,6 +100,28 @@ TYPES: dict[str, Parts] = {
         "attention.query_key_value": "query key value", "attention.dense": "output",
         "mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down",
     }),
+    "bloom": Parts(layers="h", final_norm="ln_f", is_by_head=True, ffn=None, n_further=1, shows_attention=False,
+        matrices=_FUSED | {"self_attention.query_key_value": "query key value"}),
+    "deepseek_v2": Parts(matrices=_MLA | _SHARED),
+    "deepseek_v3": Parts(matrices=_MLA | _SHARED, router_scores="sigmoid"),
+    "dots1": Parts(matrices=LLAMA | _SHARED, router_scores="sigmoid"),
+    "falcon": Parts(layers="h", final_norm="ln_f", n_further=1, shows_attention=False,
+        matrices=_FUSED | {"self_attention.query_key_value": "qkv.other"}),
+    "gpt_oss": Parts(ffn=None, shows_attention=False, matrices=LLAMA | {"mlp.experts.gate_up_proj": "gate_up.other"},
+        others=("mlp.router", "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias")),
+    "gptj": Parts(layers="h", final_norm="ln_f", has_tables=True, n_further=1, shows_attention=False, matrices={
+        "attn.q_proj": "query", "attn.k_proj": "key", "attn.v_proj": "value", "attn.out_proj": "output",
+        "mlp.fc_in": "up", "mlp.fc_out": "down",
+    }),
+    "mamba2": Parts(final_norm="norm_f", ffn=None, shows_attention=False, others=("mixer.conv1d",),
+        matrices={"mixer.in_proj": "in.other", "mixer.out_proj": "output"}),
+    "opt": Parts(layers="decoder.layers", final_norm="decoder.final_layer_norm", ffn=None,
+        matrices=LLAMA | {"self_attn.out_proj": "output", "fc1": "up", "fc2": "down"}),
+    "phi": Parts(final_norm="final_layernorm",
+        matrices=LLAMA | {"self_attn.dense": "output", "mlp.fc1": "up", "mlp.fc2": "down"}),
+    "qwen3_next": Parts(others=("mlp.gate", "mlp.shared_expert_gate", "linear_attn.conv1d"), matrices=LLAMA | {
+        f"linear_attn.{name}": f"{name}.other" for name in ("in_proj_qkvz", "in_proj_ba")
+    } | {"self_attn.q_proj": "gated.query", "linear_attn.out_proj": "output"}),
     "phi3": Parts(matrices=_GATE_AND_UP | {"self_attn.qkv_proj": "query key value"}),
     "starcoder2": Parts(matrices=LLAMA | {"mlp.c_fc": "up", "mlp.c_proj": "down"}),
 }

@@ -38,6 +38,7 @@ from sparsedepth.probe.folder import (
     weight_files,
 )
 from sparsedepth.probe.fork import probing, stream
+from sparsedepth.probe.hf_types import TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.store.run_record import which_run
 
@@ -49,6 +50,7 @@ Dtype = Literal["checkpoint", "fp32"]
 
 SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
 
+_KV_HEADS, _EXPERTS = ("num_key_value_heads", "num_kv_heads"), ("num_experts", "num_local_experts", "n_routed_experts")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
 _BUFFERS = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -191,10 +193,12 @@ def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype
     n_bytes = sum(path.stat().st_size for path in paths)
     _check_layers(config.num_hidden_layers, len(stored))
     dtypes = _dtypes(stored, folder)
+    if dtype == "fp32" or TYPES[config.model_type].has_tables:
+        dtypes = torch.float32, torch.float32
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # an expert may be 0 wide: none
         _check_parameters(config, folder, n_bytes)
-        model = _read_model(config, folder, dtypes if dtype == "checkpoint" else (torch.float32, torch.float32))
+        model = _read_model(config, folder, dtypes)
     _check_finite(model, folder)
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         if not isinstance(part, nn.ModuleList) or memory is None or n_bytes <= memory:
@@ -203,18 +207,20 @@ def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype
     # Settings with which the layers fail, such as more chosen experts than there are.
     with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):
         deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
-    query, key = (probed.matrices(1)[name] for name in ("query", "key"))
+    n_heads = getattr(config, "num_attention_heads", None) or config.num_heads
+    told = next((n for name in _KV_HEADS if (n := getattr(config, name, None))), n_heads)
+    query, key = map(probed.matrices(1).get, ("query", "key"))
     facts = Facts(
         family=config.model_type,
         n_layers=probed.n_layers,
         d_model=config.hidden_size,
-        n_heads=config.num_attention_heads,
-        n_kv_heads=config.num_attention_heads * len(key) // len(query),
-        n_experts=getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0,
+        n_heads=n_heads,
+        n_kv_heads=told if query is None or key is None else n_heads * len(key) // len(query),
+        n_experts=next((n for name in _EXPERTS if (n := getattr(config, name, None))), 0),
         vocab_size=probed.vocab_size,
         max_len=probed.max_len,
         params_total=_n_parameters(model),
-        dtype=str(query.dtype).removeprefix("torch."),
+        dtype=str(next(probed.block_module(1).parameters()).dtype).removeprefix("torch."),
     )
     return LoadedModel(source=source, folder=folder, weights=paths, probed=probed, facts=facts, config=None)
 
@@ -266,7 +272,8 @@ def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
         width, heads, head_width = (fields.get(name) or 0 for name in sizes)
         is_uneven = heads and head_width and width % heads
         given = {**fields, "hidden_size": heads * head_width} if is_uneven else fields
-        config = CONFIG_MAPPING[values["model_type"]].from_dict(given)
+        made = CONFIG_MAPPING[values["model_type"]]
+        config = made.from_dict(made._decode_special_floats(given))
         if is_uneven:
             config.hidden_size = width
         return config
@@ -296,10 +303,12 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
 
 def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
     """The model, read at the first dtype, with its layers held at the second."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     dtype, of_layers = dtypes
-    kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"  # only eager supports a softcap
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    has_softcap = hasattr(config, "attn_logit_softcapping")  # which only eager supports
+    kernel = "sdpa" if made._supports_sdpa and not has_softcap else "eager"
     with _told(f"{folder} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

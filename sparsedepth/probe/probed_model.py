@@ -47,9 +47,10 @@ class ProbedModel(Protocol):
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         """The final norm of x_L, which the head reads."""
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
         """q_BHTK and k_BGTK of a block given its input x_(l-1), as its kernel gets them; head h reads group
-        h // (H / G). The weights follow from them, and the context's window, documents and cap (`attention_rows`)."""
+        h // (H / G). The weights follow from them, and the context's window, documents and cap (`attention_rows`). None
+        of a block without attention, or whose weights these do not give (sinks)."""
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Of a block by name: query, key, value, output, and those of the feed-forward part or of each expert."""

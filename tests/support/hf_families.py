@@ -79,17 +79,50 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> prefix of the classes in transformers, and what the config adds to the common sizes."""
 
 
+_GPT = {"vocab_size": 40, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 48, "eos_token_id": 1}
+_EXPERTS = {"n_routed_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+_MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+    "v_head_dim": 12, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
+}  # fmt: skip
+_SSM = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8, "expand": 2}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("Bloom", {}),
+    "deepseek_v2": ("DeepseekV2", {**_EXPERTS, **_MLA}),
+    "deepseek_v3": ("DeepseekV3", {**_EXPERTS, **_MLA}),
+    "dots1": ("Dots1", {**_EXPERTS, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 48}),
+    "falcon_alibi": ("Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False}),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": ("GptOss", {**_HEAD, **_BY_LAYER, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gptj": ("GPTJ", {**_GPT, "rotary_dim": 4}),
+    "jais2": ("Jais2", {}),
+    "mamba2": ("Mamba2", _SSM),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 0}),
+    "phi": ("Phi", {"partial_rotary_factor": 0.5}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **_HEAD, **_ROUTED, "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
+}  # fmt: skip
+"""Types whose blocks are of another make: `tests/probe/test_more_types.py`."""
+
+
 def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedModel:
     """A model of the family; every parameter drawn at random, norms and biases too."""
-    prefix, own = FAMILIES[name]
+    prefix, own = (FAMILIES | OTHERS)[name]
     config = getattr(transformers, f"{prefix}{'Text' if prefix == 'Gemma3' else ''}Config")(
         **{**_COMMON, **own, **fields}
     )
     if attention is None:
         attention = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"  # as loading does
-    config._attn_implementation = attention
-    head = "GPT2LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM"
-    model = getattr(transformers, head)(config)
+    head = getattr(transformers, "GPT2LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM")
+    config._attn_implementation = attention if head._supports_sdpa else "eager"
+    model = head(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
