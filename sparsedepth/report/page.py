@@ -100,7 +100,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
     """The page of `folders`, of which `parts` (None: no run is complete) and, while it is watched, `live` are shown.
     Values from the store are text, never markup."""
     package = files("sparsedepth.report")
-    scripts = ("tables.js", "figures.js", *["reload.js"] * bool(live and live["seconds"]))
+    scripts = ("tables.js", "figures.js", "restore.js", *["reload.js"] * bool(live and live["seconds"]))
     script = "".join((package / name).read_text() for name in scripts)
     definitions = [definition for folder in folders if (definition := readable_definition(folder))]
     environment = Environment(
@@ -218,6 +218,10 @@ class WatchedReport:
         self._problem = "no run is complete yet"
         self._version: str | None = None
         self._next = self._duration = 0.0
+        self._curves: dict[str, list[tuple[float, float]]] = {}
+        """run_id -> (share done, loss) of a running run, as it was at each writing."""
+        self._begun: dict[Path, tuple[float, float]] = {}
+        """Folder -> time and share done at the first writing."""
 
     def rounds(self) -> Iterator[None]:
         """Write the page once for each item; the last is written without one. Raises ValueError where the report of the
@@ -264,14 +268,13 @@ class WatchedReport:
     def _write(self, summaries: Sequence[SweepSummary], seconds: float = 0.0) -> None:
         note = f"{self._problem[:1].upper()}{self._problem[1:]}. " if self._problem else ""
         if seconds:
-            note += f"This page loads itself again every {duration(seconds)} until no run is left, but not while a "
-            note += "filter, a sorted table or an opened part is in use."
+            note += f"This page loads itself again every {duration(seconds)} until no run is left, as it is then: with "
+            note += "its place, filters, order and opened parts."
         else:
             note += "This page is no longer written."
-        names = [str(folder) if len(self.folders) > 1 else "" for folder in self.folders]
         now = time.time()
         live = {
-            "sweeps": [_progress_of(summary, name) for summary, name in zip(summaries, names, strict=True)],
+            "sweeps": [self._progress_of(*of, now) for of in zip(summaries, self.folders, strict=True)],
             "note": visible(note),
             "at": now,  # in seconds since 1970
             "written": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now)),
@@ -280,29 +283,44 @@ class WatchedReport:
         }
         write_bytes(self.out, html(self.folders, self._parts, live).encode())
 
+    def _progress_of(self, summary: SweepSummary, folder: Path, now: float) -> Fields:
+        """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by
+        what the sweep varies and by its loss so far."""
+        lines, curves = [], []
+        definition = summary.definition
+        for state in summary.states:
+            if state.state == "running":
+                name = run_text(varied_fields(definition, state.config)) if definition and state.config else ""
+                lines.append(f"running: {running_text(state, name or state.run_id)}")
+                points = self._curves.setdefault(state.run_id, [])
+                if state.progress and state.progress.loss is not None:
+                    points.append((state.progress.done, state.progress.loss))
+                curves += [curve_of(name or state.run_id, points)] if len(points) > 1 else []
+        for (state, cause), n in summary.ended.most_common():
+            lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
+        lines += [best_text(summary.best)] if summary.best else []
+        begun, share = self._begun.setdefault(folder, (now, summary.share))
+        gained = summary.share - share
+        return {
+            "folder": visible(str(folder)) if len(self.folders) > 1 else "",
+            "share": summary.share,
+            "percent": f"{math.floor(100 * summary.share)}%",
+            "left": duration((now - begun) * (1 - summary.share) / gained) if gained > 0 else "",
+            "counts": counts_text(summary) if summary.states else "no runs yet",
+            "lines": [visible(line) for line in (*lines, *remark_lines(summary))],
+            "curves": curves,
+        }
+
+
+def curve_of(name: str, points: Sequence[tuple[float, float]]) -> Fields:
+    """A line of the loss over the share done, in a picture of 200 by 50, from the highest loss down to the lowest."""
+    losses = [loss for _, loss in points]
+    span = max(losses) - min(losses) or 1.0
+    places = " ".join(f"{200 * done:.1f},{2 + 46 * (max(losses) - loss) / span:.1f}" for done, loss in points)
+    return {"name": visible(name), "points": places, "first": f"{losses[0]:.4g}", "last": f"{losses[-1]:.4g}"}
+
 
 def _version(folders: Sequence[Path]) -> str:
     """Changes when a run is completed or removed."""
     paths = [path for folder in folders for path in folder.glob(f"runs/*/{MARKER}")]
     return digest(sorted((str(path.parent), path.stat().st_mtime_ns) for path in paths))
-
-
-def _progress_of(summary: SweepSummary, folder: str) -> Fields:
-    """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
-    the sweep varies."""
-    lines = []
-    definition = summary.definition
-    for state in summary.states:
-        if state.state == "running":
-            name = run_text(varied_fields(definition, state.config)) if definition and state.config else state.run_id
-            lines.append(f"running: {running_text(state, name)}")
-    for (state, cause), n in summary.ended.most_common():
-        lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
-    lines += [best_text(summary.best)] if summary.best else []
-    return {
-        "folder": visible(folder),
-        "share": summary.share,
-        "percent": f"{math.floor(100 * summary.share)}%",
-        "counts": counts_text(summary) if summary.states else "no runs yet",
-        "lines": [visible(line) for line in (*lines, *remark_lines(summary))],
-    }

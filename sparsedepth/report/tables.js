@@ -55,5 +55,5 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     shown.value = `${count} of ${rows.length}${marked ? ", marked in a figure" : ""}`;
   };
   filter?.addEventListener("input", show);
-  tables.set(frame.id, { sort, filter, show, heads, keep: (ids) => { marked = ids; show(); } });
+  tables.set(frame.id || `table-${tables.size}`, { sort, filter, show, heads, keep: (ids) => { marked = ids; show(); } });
 }

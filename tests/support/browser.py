@@ -11,8 +11,10 @@ FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-backgrou
 LOOK = """JSON.stringify({
   progress: document.querySelector("#progress")?.innerText ?? "",
   rows: document.querySelectorAll("#table-runs tbody tr").length,
-  images: [...document.querySelectorAll("figure svg")].map((one) => one.ariaLabel.split(":")[0]),
+  images: [...document.querySelectorAll("figure[id] svg")].map((one) => one.ariaLabel.split(":")[0]),
   ready: document.readyState === "complete", width: document.documentElement?.scrollWidth, window: innerWidth,
+  filter: document.querySelector("#table-runs input")?.value ?? "", top: scrollY,
+  sorted: document.querySelector("#table-runs th[aria-sort]")?.textContent ?? "",
   mark: window.mark ?? null})"""
 
 
