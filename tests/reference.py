@@ -54,6 +54,7 @@ ZOO: dict[str, dict] = {
     "skipinit": {"residual_gate": "skipinit"},
     "admin": {"residual_gate": "admin", "norm": "post"},
     "residual_scalars": {"residual_scalars": True},
+    "falling_scalars": {"residual_scalars": True, "scalars_start": "falling"},
     "value_residual": {"value_residual": True},
     "gpas": {"gpas": True},
     "sources": {"attention_residuals": 2},

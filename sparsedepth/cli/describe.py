@@ -116,10 +116,10 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
     format: option.Format = None,
 ) -> None:
-    """List models from the papers, for `preset: NAME` in a run file or a sweep's base."""
+    """List models from the papers, for `preset: NAME` in a run file or a sweep's base; and remedies, for variants."""
     from sparsedepth.config.cost import cost
     from sparsedepth.config.load import build, yaml_text
-    from sparsedepth.config.presets import PRESETS, find
+    from sparsedepth.config.presets import PRESETS, REMEDIES, find
     from sparsedepth.config.run import RunConfig
 
     if name is not None:
@@ -138,5 +138,6 @@ def presets(
         sizes = (config.n_layers, config.d_model, params.params_total, params.params_active)
         stated = (preset.fields.get("train_tokens"), preset.fields.get("lr"))
         rows.append((name, *sizes, *stated, preset.source))
+    rows += [(name, *[None] * 6, f"remedy of {preset.source}") for name, preset in REMEDIES.items()]
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
     print(render(QueryResult(columns, tuple(rows)), format or "table"))

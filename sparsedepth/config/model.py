@@ -123,6 +123,10 @@ class ModelConfig(Section):
     """initial gates; with residual_gate layerscale"""
     residual_scalars: Annotated[bool, replace(SETS_VARIANCE, fused=ANY)] = False
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
+    scalars_start: Annotated[Literal["one", "falling"], Role(only_with=("residual_scalars", True)).acting("start")] = (
+        "one"
+    )
+    """where a_l and b_l start: at 1 and 0; falling (nanochat): at 1.15 and .2 in block 1, down to 1.05 and .05"""
     gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
     attention_residuals: Annotated[int, Field(ge=0), WHOLE, STREAM] = 0

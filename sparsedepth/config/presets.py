@@ -156,14 +156,38 @@ PRESETS = {
 }
 
 
+REMEDIES = {
+    "gated-attention": Preset(
+        "2505.06708", {"gated_attention": "channel"}, "G1, by head and channel: its best variant."
+    ),
+    "hyper-connections": Preset("2409.19606", {"n_streams": 4}, "Rate 4, dynamic: its main setting."),
+    "mhc": Preset("2512.24880", {"n_streams": 4, "stream_mixing": "manifold"}, "Rate 4, 20 Sinkhorn steps."),
+    "loops-2": Preset("2502.17416", {"loops": 2}, "n_layers counts every pass: the same FLOPs, half the weights."),
+    "nanochat-scalars": Preset(
+        "nanochat, gpt.py",
+        {
+            "residual_scalars": True,
+            "scalars_start": "falling",
+            "lr_of": {"residual_scalars": 0.1, "first_scalars": 10.0},
+        },
+        "Its initial values, and its ratio of 100 between the two lr; its beta1 of .8 and .96 are not followed.",
+    ),
+    "nanochat-windows": Preset(
+        "nanochat, gpt.py", {"window_pattern": "SSSL"}, "Set sliding_window to a quarter of seq_len, as it does."
+    ),
+}
+"""Remedies with their authors' settings, for variants and cells."""
+
+
 def find(name: str) -> Preset:
     """The preset of this name. Raises ValueError that names those with this text in their name, or the nearest one."""
-    if name not in PRESETS:
-        near = [preset for preset in PRESETS if name in preset]
-        nearest = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
+    known = PRESETS | REMEDIES
+    if name not in known:
+        near = [preset for preset in known if name in preset]
+        nearest = did_you_mean(name, known, f"known presets: {', '.join(known)}")
         fix = f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest
         raise ValueError(f"preset={name!r} is not known; {fix}")
-    return PRESETS[name]
+    return known[name]
 
 
 def expand(values: Fields) -> dict[str, Any]:

@@ -208,7 +208,10 @@ class MeasureOnlyConfig(MeasureConfig):
 
 def _add_preset(schema: dict[str, Any]) -> None:
     """Add `preset`, a key of run files that expands to fields."""
-    schema["properties"]["preset"] = {"enum": list(presets.PRESETS), "description": "fields of a paper's model"}
+    schema["properties"]["preset"] = {
+        "enum": [*presets.PRESETS, *presets.REMEDIES],
+        "description": "fields of a paper's model, or of a remedy",
+    }
 
 
 # pydantic lists the fields of the last first

@@ -6,9 +6,10 @@ from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
-from sparsedepth.config.presets import PRESETS, expand
+from sparsedepth.config.presets import PRESETS, REMEDIES, expand
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.model.decoder import Decoder
 
 MILLION = 1e6
 
@@ -93,3 +94,20 @@ def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     assert err == f"sparsedepth: error: preset='moe-7b' is not known; {choice}\n"
     _, err = sparsedepth("presets", "llama-60m", "--format", "csv", code=2)
     assert "--format csv is for the list" in err
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_remedy_goes_on_any_model_and_overrides_no_field_of_the_base(name):
+    base = {"n_layers": 4, "d_model": 32, "n_heads": 2, "seq_len": 32, "sliding_window": 8, "train_tokens": 8192}
+    given = {"name": "s", "question": "q", "hypothesis": "h", "base": base, "variants": [{}, {"preset": name}]}
+    plain, remedied = (build(SweepDefinition, given, "s").run_config(cell, 0) for cell in
+                       build(SweepDefinition, given, "s").grid())  # fmt: skip
+    changed = {field for field in RunConfig.model_fields if getattr(plain, field) != getattr(remedied, field)}
+    assert changed == {*REMEDIES[name].fields} and REMEDIES[name].source
+
+
+def test_nanochats_scalars_start_as_its_code_sets_them():
+    """1.15 - 0.10 i / (n - 1) and 0.20 - 0.15 i / (n - 1)."""
+    model = Decoder(build(RunConfig, {"preset": "nanochat-scalars", "n_layers": 3, "d_model": 16}, "test"))
+    assert [block.stream_scalar.item() for block in model.blocks] == pytest.approx([1.15, 1.10, 1.05])
+    assert [block.first_scalar.item() for block in model.blocks] == pytest.approx([0.2, 0.125, 0.05])

@@ -32,7 +32,7 @@ OTHER |= {
     "weight_rel_eps": [0.2], "attention_tau": [1e-5], "attention_rel_tau": [0.2],
     "task_group": "A5", "tracked": "element", "n_operations": 2, "operation_seed": 3, "task_form": "text", "max_gap": 2,
     "letters": 5, "min_hops": 2, "max_hops": 3,
-    "optimizer": "muon", "activation": "relu2", "residual_scalars": True,
+    "optimizer": "muon", "activation": "relu2", "residual_scalars": True, "scalars_start": "falling",
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
     "parametrisation": "mup", "base_width": 16, "base_depth": 3, "gpas": True, "attention_residuals": 8,
     "n_streams": 2, "stream_mixing": "manifold", "loops": 2, "gated_attention": "channel", "window_pattern": "SL",
