@@ -42,6 +42,10 @@ Key = TypeVar("Key", float, tuple[bool, float])
 _TRUNK = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
 TRAINING = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {_TRUNK} ELSE run_id END)"
 """SQL: branches of one trunk, and imported rows of one cluster, are one training run."""
+NO_FLOPS = (
+    "no run has train_flops: its cost is not known; in the map of an import give it, such as "
+    "train_flops: 6.0 * params * tokens"
+)
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
@@ -154,7 +158,7 @@ def budget_cells(store: Store, outcome: str | None = None) -> Cells:
     if cells.settings is None:
         raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
     if "flops" not in cells.rows or cells.rows["flops"].isna().all():
-        raise ValueError("no run has train_flops: its cost is not known")
+        raise ValueError(NO_FLOPS)
     return cells
 
 
@@ -200,7 +204,7 @@ def budget_rows(
     runs = runs[["run_id", *names, *DATA]].fillna({"seed": -1}).astype(types)
     runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
     if runs.empty:
-        raise ValueError("no run has train_flops: its cost is not known")
+        raise ValueError(NO_FLOPS)
     setting_of = dict(zip(runs["run_id"], runs["setting"], strict=True))
     choices = lr_choices(cells or budget_cells(store, loss), setting_of)
     return runs.join(choices, on="run_id", how="inner").reset_index(drop=True)

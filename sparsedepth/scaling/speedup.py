@@ -34,7 +34,7 @@ HOURS = 12.0
 NO_NOISE = "one seed, and one training or one budget: no interval"
 NUMBERS = (
     *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
-    *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
+    *("law", "p_drift", "p_misfit", "L_inf", "alpha", "shared", "shared_lo", "shared_hi"),
 )
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 
@@ -114,8 +114,9 @@ def _exp(log: float | None) -> float | None:
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Raises ValueError if the baseline has no
-    curve at any depth, naming its budgets, without any setting, and for runs of different data or lengths."""
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS; where no depth has a curve and budgets
+    have depths of their own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has no curve,
+    naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
     refused = defaultdict[str, list[str]](list)
     for n_layers, at_depth in rows.groupby("n_layers"):
@@ -137,6 +138,12 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
         for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
             of_setting = {"n_layers": n_layers, "setting": setting}
             found += [of_setting | at_budget for at_budget in _at_budgets(baseline, runs)]
+    if not found and _is_ladder_of_sizes(rows):
+        baseline = finished(rows[rows["setting"] == BASELINE])
+        check_baseline(losses_by_budget(baseline))
+        for setting, runs in rows[rows["setting"] != BASELINE].groupby("setting", sort=False):
+            found += [{"n_layers": None, "setting": setting} | at for at in _at_budgets(baseline, runs)]
+        refused.clear()
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
         why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
@@ -144,6 +151,12 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(found, columns=[*COLUMNS])
     table.attrs["refused"] = reasons
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
+
+
+def _is_ladder_of_sizes(rows: pd.DataFrame) -> bool:
+    """Whether each budget has a depth of its own."""
+    budgets = rows.groupby("n_layers")[BUDGET].nunique()
+    return len(budgets) >= MIN_BUDGETS and bool((budgets == 1).all()) and not differing_data(rows)
 
 
 def worth(store: Store, objective: str) -> Worths:
@@ -175,7 +188,8 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
             losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
             if is_matched and done["effect"].isna().all():  # the variance is that of the difference
                 lr_variance[True, C] += lr_variance[False, nearest]
-    worths = worth_of(budgets, losses, lr_variance, is_one_run=any(map(_shares_a_training, (baseline, runs))))
+    is_one_run = _shares_a_training(baseline, runs)
+    worths = worth_of(budgets, losses, lr_variance, is_one_run=is_one_run)
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in zip(flops, of_setting, strict=True):
         n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
@@ -186,9 +200,9 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
 
 
-def _shares_a_training(runs: pd.DataFrame) -> bool:
-    """Whether budgets of one side are points, or branches, of one training."""
-    return bool(runs["training"].duplicated().any())
+def _shares_a_training(*sides: pd.DataFrame) -> bool:
+    """Whether budgets of a side are points, or branches, of one training."""
+    return any(bool((runs.groupby("training")[BUDGET].nunique() > 1).any()) for runs in sides)
 
 
 def _nearest(budgets: Losses, C: float) -> float:
@@ -211,10 +225,12 @@ def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict
 
 def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
     if law is None:
-        return (None,) * 5
+        return (None,) * 8
     form = "laws" if law.steady else "power law"  # a ladder's are a mixture of forms
     name = "slopes" if law.is_rejected else f"{form} with drift" if law.has_drift else form
-    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha
+    log_m, half = law.steady or (None, None)
+    ends = (None, None) if log_m is None or half is None else (_exp(log_m - half), _exp(log_m + half))
+    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha, _exp(log_m), *ends
 
 
 def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
@@ -260,6 +276,7 @@ class Multipliers(NamedTuple):
 
 def multipliers(table: pd.DataFrame) -> Multipliers:
     """Of the rows of `speedups`."""
-    settings = table.groupby(["n_layers", "setting"], sort=False)
+    settings = table.groupby(["n_layers", "setting"], sort=False, dropna=False)
     ends = [QueryResult.of_frame(side).records() for side in (settings.head(1), settings.tail(1))]
-    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), [*zip(*ends, strict=True)], table.attrs["refused"])
+    shown = [name for name in SHOWN if name != "n_layers" or table[name].notna().any()]
+    return Multipliers(QueryResult.of_frame(table[shown]), [*zip(*ends, strict=True)], table.attrs["refused"])

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from support.budget_results import rows_of
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import ladder_of
+from sparsedepth.scaling.speedup import multipliers, speedups
+from sparsedepth.words.scaling import speedup_lines
 
 C_B = np.geomspace(2e17, 6.4e18, 6)
 SD = 0.004
@@ -112,3 +115,32 @@ def test_tables_as_people_have_them(noise, n_budgets, n_draws):
     of = score(n_draws, lambda rng: ladder(bent, (1.0, 1.0), rng, noise(rng), C), (1.0, 1.0))
     print(noise.__name__, n_budgets, of)
     assert of["covered"] >= (0.93 if whole else 0.75) and of["shown"] <= (22 / 300 if whole else 0.25)
+
+
+def sizes(rng, n_seeds=1):
+    """A baseline and two settings, a deeper model at each of five budgets."""
+    return [
+        (depth, setting, seed, C, straight(C * worth) + rng.normal(0, SD), 1.0)
+        for depth, C in zip((6, 8, 12, 16, 24), np.geomspace(2e17, 6.4e18, 5), strict=True)
+        for setting, worth in (("baseline", 1.0), ("depth_scale=lns", 1.2), ("n_kv_heads=1", 1.0))
+        for seed in range(n_seeds)
+    ]
+
+
+def test_settings_of_a_folder_whose_depth_grows_with_the_budget_are_a_ladder():
+    found = multipliers(speedups(rows_of(sizes(np.random.default_rng(4)))))
+    (_, same), (_, better) = sorted(found.at_ends, key=lambda ends: ends[1]["shared"])
+    assert better["n_layers"] is None and better["shared_lo"] < 1.2 < better["shared_hi"] and better["shared_lo"] > 1
+    assert same["shared_lo"] < 1 < same["shared_hi"]
+    lines = speedup_lines(found)
+    assert lines[-2].startswith("depth_scale=lns: worth ") and "at every size (drift not shown)" in lines[-2]
+
+
+def test_branches_of_one_training_are_no_ladder():
+    """They share what the training has: what the law leaves says nothing of another training."""
+    runs = rows_of([(24, *row[1:]) for row in sizes(np.random.default_rng(4))])
+    apart, branches = (
+        speedups(each) for each in (runs, runs.assign(training=runs["setting"].map("training of {}".format)))
+    )
+    assert apart["lo"].notna().all() and branches["lo"].isna().all()
+    assert set(branches["reason"]) == {"one seed, and one training or one budget: no interval"}
