@@ -16,9 +16,10 @@ from sparsedepth.cli import option
 from sparsedepth.cli.evaluate import EvaluateCommand
 from sparsedepth.cli.exchange import ExportCommand, ImportCommand, PackCommand
 from sparsedepth.cli.figures import PlotCommand, ReportCommand
+from sparsedepth.cli.judge import JudgeCommand
 from sparsedepth.cli.measure import MeasureCommand
 from sparsedepth.cli.plan import PlanCommand
-from sparsedepth.cli.read import AskCommand, BestCommand, EffectsCommand, JudgeCommand, SqlCommand
+from sparsedepth.cli.read import AskCommand, BestCommand, EffectsCommand, SqlCommand
 from sparsedepth.cli.recipe import RecipeCommand
 from sparsedepth.cli.scaling import FitOptions
 from sparsedepth.cli.status import StatusCommand

@@ -1,10 +1,10 @@
-"""`query`, `best`, `effects` and `judge`: what the runs of results folders, or of a table, say.
+"""`query`, `best` and `effects`: what the runs of results folders say.
 
 None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`)."""
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,8 +25,6 @@ from sparsedepth.words.saved_queries import answer_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsedepth.recipe.judge import Judgement
-    from sparsedepth.recipe.judge_target import TargetJudgement
     from sparsedepth.report.answers import Answer
     from sparsedepth.store.best import Ranking
     from sparsedepth.store.connection import Store
@@ -353,61 +351,6 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_t
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:
     """Lines wrapped, or one per sentence, for `grep`."""
     return ("".join(f"{line}\n" for line in lines) if one_per_line else wrapped(lines)).encode()
-
-
-@dataclass(frozen=True)
-class JudgeCommand:
-    """The verdict on each variant in a table of runs: `verdict`, and a row for each in `table`, a QueryResult. With
-    `target` [nat/token] its losses are compared with that number, else with those of the baseline.
-
-    Raises ValueError for a table that cannot be read, columns that are not found, or a baseline that is not there."""
-
-    table: Annotated[
-        option.Folder, typer.Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
-    ]
-    _: KW_ONLY
-    baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None
-    variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None
-    column: Annotated[option.Settings | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None
-    asymptote: Annotated[
-        float | None, typer.Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")
-    ] = None
-    target: Annotated[
-        float | None, typer.Option(help="is each variant's mean loss below this one? p < .01, one-sided")
-    ] = None
-    deadline: option.Deadline = 60.0
-
-    def compute(self) -> "Judgement | TargetJudgement":
-        from sparsedepth.recipe.judge import judge as judgement_of
-        from sparsedepth.recipe.judge_target import judge_target
-
-        given = self.column or {}
-        pairs = given.items() if isinstance(given, Mapping) else [text.partition("=")[::2] for text in given]
-        if wrong := [name for name, value in pairs if not (name and value)]:
-            raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
-        if self.target is None:
-            return judgement_of(
-                Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline
-            )
-        if beside := [name for name in ("baseline", "asymptote") if getattr(self, name) is not None]:
-            raise ValueError(f"--{beside[0]} is for comparing variants, and --target compares with a number; drop one")
-        return judge_target(Path(self.table), dict(pairs), self.target, self.variant, self.deadline)
-
-
-@option.command
-def judge(given: JudgeCommand, format: option.Format = None, out: option.OutFile = None) -> None:
-    """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
-
-    Exit code 0: one is better, 3: not shown, 4: one is worse and none better."""
-    from sparsedepth.recipe.judge import EXIT_CODES
-    from sparsedepth.recipe.judge_target import TargetJudgement
-    from sparsedepth.words.judge import judgement_lines, target_lines
-
-    format = choose_format(format, out)
-    found = given.compute()
-    lines = target_lines(found) if isinstance(found, TargetJudgement) else judgement_lines(found)
-    write(_text(lines) if format == "table" else encode(found.table, format), out)
-    raise typer.Exit(EXIT_CODES[found.verdict])
 
 
 def write(content: bytes, out: Path | None) -> None:

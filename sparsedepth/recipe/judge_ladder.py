@@ -2,7 +2,7 @@
 
 What decides is ln m, the compute that a variant is worth: at every budget, or at the largest where it drifts. The
 variants are one family (Dunnett, as each has the baseline's part of the noise); with three or more of them the noise of
-each is drawn to that of the others (`variants.prior_of`)."""
+each is drawn to that of the others."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,7 @@ import numpy as np
 
 from sparsedepth.effects.verdict import Distribution, adjusted, interval_and_detectable, level_of
 from sparsedepth.quantities.levels import ALPHA
-from sparsedepth.recipe.variants import prior_of
-from sparsedepth.scaling.ladder import BEYOND, LadderLaw, Prior, law_of_ladder
-from sparsedepth.scaling.multiplier import ladder_of
+from sparsedepth.scaling.ladder import BEYOND, LadderLaw, laws_of
 from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
@@ -29,7 +27,6 @@ COLUMNS = (
 )
 SHARED = 0.5
 """The baseline's share of the variance of a difference."""
-MIN_POOLED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,7 @@ def judge_ladder(
     """Of variant -> budget [FLOPs] -> run -> loss. `log_speeds`: variant -> ln of its speed over the baseline's, at the
     budgets where both are known. Raises ValueError where the baseline has no law, or the asymptote is not below it."""
     check_baseline(losses[baseline])
-    laws = _laws(losses, baseline, asymptote)
+    laws = laws_of(losses, baseline, asymptote)
     judged_by = {name: found for name, law in laws.items() if (found := law.judged_by) is not None}
     p_J = np.array([max(laws[name].p_any, found.p) for name, found in judged_by.items()])
     shared_J = np.full(len(p_J), SHARED)
@@ -70,22 +67,6 @@ def judge_ladder(
     return JudgedLadder(
         table=QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows)), laws=laws
     )
-
-
-def _laws(losses: Mapping[str, Losses], baseline: str, asymptote: float | None) -> dict[str, LadderLaw]:
-    ladders = {}
-    for name, own in losses.items():
-        cells = {(False, C): of for C, of in losses[baseline].items()} | {(True, C): of for C, of in own.items()}
-        if name != baseline and (ladder := ladder_of(cells, {})) is not None:
-            ladders[name] = ladder
-    laws = {name: law_of_ladder(ladder, asymptote) for name, ladder in ladders.items()}
-    left = [law.left for law in laws.values()]
-    known = np.array([(variance, df) for variance, df in left if df >= 1 and variance > 0])
-    if len(known) < MIN_POOLED:
-        return laws
-    d0, variance = prior_of(*known.T)
-    prior = Prior(df=d0, variance=variance, most=float(known[:, 1].sum()))
-    return {name: law_of_ladder(ladder, asymptote, prior) for name, ladder in ladders.items()}
 
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import digamma, polygamma
 
 from sparsedepth.effects.verdict import Distribution
+from sparsedepth.scaling.ladder import prior_of
 
 MAX_SIZE = 5_000_000
 """Cells times cells, or seeds."""
@@ -27,8 +27,6 @@ ALIKE = 2.5
 """The baseline's variance over that of the variants, at most."""
 LENT = 0.25, 4.0
 """The degrees of freedom of the baseline's prior: this share of those that the variants have beyond it, and at most."""
-UNBOUNDED = 1e6
-"""d0 of variances that do not differ."""
 
 
 class VariantEffect(NamedTuple):
@@ -79,20 +77,6 @@ def _moderated(square_C: np.ndarray, df_C: np.ndarray) -> tuple[float, np.ndarra
     s2_C = (lent_C * s02 + df_C * own_C) / total_C
     total_C[1:] = np.minimum(total_C[1:], df)
     return s02, s2_C, total_C
-
-
-def prior_of(s2_C: np.ndarray, df_C: np.ndarray) -> tuple[float, float]:
-    """d0 and s0^2, which give the logarithms of variances the mean and the spread that they have."""
-    from scipy.optimize import brentq  # slow to import
-
-    if len(s2_C) == 1:
-        return UNBOUNDED, float(s2_C[0])
-    log_C = np.log(s2_C) - digamma(df_C / 2) + np.log(df_C / 2)
-    spread = log_C.var(ddof=1) - polygamma(1, df_C / 2).mean()
-    d0 = UNBOUNDED
-    if spread > polygamma(1, UNBOUNDED / 2):
-        d0 = brentq(lambda d0: polygamma(1, d0 / 2) - spread, 1e-3, UNBOUNDED)
-    return d0, float(np.exp(log_C.mean() + digamma(d0 / 2) - np.log(d0 / 2)))
 
 
 def _two_way(cell_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, weight_C: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -7,18 +7,18 @@ the law of the baseline has is not known, so each interval is that of a mixture 
     L_inf + exp(a - alpha x)      exp(a - alpha x)      exp(a - alpha x + q x^2)
 
 weighted by exp(-BIC / 2) of the baseline's runs. A pinned L_inf leaves the first alone. The noise of several settings
-may be drawn to a prior (`recipe.variants`). A difference is shown where the pair (ln m, d) differs from 0, by F, and
-its worth does: at all budgets, or at the largest where it drifts.
+is drawn to a prior (limma: Smyth 2004, section 6.2). A difference is shown where the pair (ln m, d) differs from 0, by
+F, and its worth does: at all budgets, or at the largest where it drifts.
 
 Shapes: N cells (side, budget), P parameters (shape 3, ln m, d), B budgets of the setting, G forms."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import fdtrc
+from scipy.special import digamma, fdtrc, polygamma
 
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.quantities.levels import ALPHA
@@ -29,6 +29,7 @@ from sparsedepth.scaling.multiplier import (
     LawOfBoth,
     Shape,
     Worth,
+    ladder_of,
     offset_law,
     parabola,
     solve,
@@ -37,6 +38,10 @@ from sparsedepth.scaling.multiplier import (
 
 BEYOND = 4.0
 """Times the largest budget, at which a worth is extrapolated."""
+MIN_POOLED = 3
+"""Settings whose noise is drawn to a prior."""
+UNBOUNDED = 1e6
+"""d0 of variances that do not differ."""
 ROUNDING = 1e-7
 """Of ln L: losses are written with about this relative precision at best, and noise is not less."""
 
@@ -198,7 +203,26 @@ class LadderLaw:
         return Distribution(mean_G, sd_G, np.array([df for _, df in noise]), self.weight_G, seeds_share=1.0)
 
 
-def law_of_ladder(ladder: Ladder, asymptote: float | None = None, prior: Prior | None = None) -> LadderLaw:
+def laws_of(
+    losses: Mapping[str, Mapping[float, Mapping[int, float]]], baseline: str, asymptote: float | None = None
+) -> dict[str, LadderLaw]:
+    """The law of each setting that has a run, from setting -> budget [FLOPs] -> run -> loss, the noise of MIN_POOLED or
+    more drawn to that of all. Raises ValueError as `law_of_ladder`."""
+    ladders = {}
+    for name, own in losses.items():
+        cells = {(False, C): of for C, of in losses[baseline].items()} | {(True, C): of for C, of in own.items()}
+        if name != baseline and (ladder := ladder_of(cells, {})) is not None:
+            ladders[name] = ladder
+    laws = {name: law_of_ladder(ladder, asymptote) for name, ladder in ladders.items()}
+    known = np.array([(variance, df) for law in laws.values() for variance, df in [law.left] if df >= 1])
+    if len(known) < MIN_POOLED:
+        return laws
+    d0, variance = prior_of(*known.T)
+    prior = Prior(df=d0, variance=variance, most=float(known[:, 1].sum()))
+    return {name: replace(law, prior=prior) for name, law in laws.items()}
+
+
+def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> LadderLaw:
     """`asymptote`: L_inf [nat/token], pinned. Raises ValueError for one that is not below every loss."""
     lowest = float(np.exp(ladder.mean_N.min()))
     if asymptote is not None and not 0 <= asymptote < lowest:
@@ -215,7 +239,7 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None, prior: Prior |
         within = [[each for each in of if each.is_within(lowest)] for of in found]
         if all(within):
             pairs.append(FormFit(*(min(of, key=lambda each: each.cost) for of in within)))
-    return LadderLaw(ladder=ladder, fits=pairs, prior=prior)
+    return LadderLaw(ladder=ladder, fits=pairs)
 
 
 def _forms(lowest: float, asymptote: float | None) -> list[tuple[Sequence[float], Shape, bool]]:
@@ -228,3 +252,17 @@ def _forms(lowest: float, asymptote: float | None) -> list[tuple[Sequence[float]
 def _worth(found: Distribution) -> Worth:
     lo, hi = found.quantiles([ALPHA / 2, 1 - ALPHA / 2])
     return Worth(found.estimate, (hi - lo) / 2)
+
+
+def prior_of(s2_C: np.ndarray, df_C: np.ndarray) -> tuple[float, float]:
+    """d0 and s0^2, which give the logarithms of variances the mean and the spread that they have."""
+    from scipy.optimize import brentq  # slow to import
+
+    if len(s2_C) == 1:
+        return UNBOUNDED, float(s2_C[0])
+    log_C = np.log(s2_C) - digamma(df_C / 2) + np.log(df_C / 2)
+    spread = log_C.var(ddof=1) - polygamma(1, df_C / 2).mean()
+    d0 = UNBOUNDED
+    if spread > polygamma(1, UNBOUNDED / 2):
+        d0 = brentq(lambda d0: polygamma(1, d0 / 2) - spread, 1e-3, UNBOUNDED)
+    return d0, float(np.exp(log_C.mean() + digamma(d0 / 2) - np.log(d0 / 2)))

@@ -114,8 +114,8 @@ def _exp(log: float | None) -> float | None:
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS; where no depth has a curve and budgets
-    have depths of their own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has no curve,
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Where no depth has a curve and each
+    budget a depth of its own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has no curve,
     naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
     refused = defaultdict[str, list[str]](list)
@@ -188,7 +188,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
             losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
             if is_matched and done["effect"].isna().all():  # the variance is that of the difference
                 lr_variance[True, C] += lr_variance[False, nearest]
-    is_one_run = _shares_a_training(baseline, runs)
+    is_one_run = shares_a_training(baseline, runs)
     worths = worth_of(budgets, losses, lr_variance, is_one_run=is_one_run)
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in zip(flops, of_setting, strict=True):
@@ -200,7 +200,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
 
 
-def _shares_a_training(*sides: pd.DataFrame) -> bool:
+def shares_a_training(*sides: pd.DataFrame) -> bool:
     """Whether budgets of a side are points, or branches, of one training."""
     return any(bool((runs.groupby("training")[BUDGET].nunique() > 1).any()) for runs in sides)
 

@@ -281,6 +281,14 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
     return f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval}){hidden}"
 
 
+def ladder_caption(n_hidden: int) -> str:
+    more = f" {n_hidden} settings that are worth less are not drawn." if n_hidden else ""
+    return (
+        " Above: grey, the law of the baseline with its 95% band. Below: the compute that the "
+        f"baseline needs for the same loss, over that of the setting, with its 95% interval at each budget.{more}"
+    )
+
+
 def law_caption(fitted: "FittedLaw", boot: "Bootstrap | None") -> str:
     kind = (
         f"95% band and intervals: bootstrap over {units_text(fitted)}" if boot else "95% intervals: from the Jacobian"
