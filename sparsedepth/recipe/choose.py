@@ -242,7 +242,7 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
         elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != shown]
         sizes = sorted({name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET})
         against = {
-            "a budget, no recipe": bool(fields & {*BUDGET}),
+            "it is a budget, which no recipe recommends": bool(fields & {*BUDGET}),
             **(_objections(effect, fields, sizes, recipe.matched, own_context) if shown == "better" else {}),
             f"not shown to {'help' if shown == 'better' else 'hurt'} at {(*elsewhere, '')[0]} layers": bool(elsewhere),
         }
@@ -265,7 +265,7 @@ def _objections(
     ratio = getattr(effect, matched)
     own = f"{effect.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
     return {
-        f"{' and '.join(sizes)} differ{'s' * (len(sizes) == 1)} too: a budget, no recipe": bool(differ),
+        f"{' and '.join(sizes)} differ{'s' * (len(sizes) == 1)} too, a budget that no recipe recommends": bool(differ),
         own: "seq_len" in fields and effect.outcome in own_context,
         f"its {matched} are not known": ratio is None,
         f"it spends more {matched} than the baseline": ratio is not None and ratio > 1 + MATCHED,

@@ -124,7 +124,7 @@ def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -
     measured = of_setting[of_setting["estimate"].notna()]
     row = (measured if len(measured) else of_setting).sort_values("n_layers").iloc[-1]
     depths = of_setting.groupby("verdict", sort=False)["n_layers"].agg(lambda at: ", ".join(map(str, at)))
-    at = "; ".join(f"{verdict} {text}" for verdict, text in depths.items())
+    at = "; ".join(f"{verdict}: {text}" for verdict, text in depths.items())
     numbers = (row[name] for name in ("estimate", "lo", "hi"))
     sizes = [None if pd.isna(number) else size_text(number, row["unit"], times="x") for number in numbers]
     beside = [frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])] for frame in others]

@@ -138,7 +138,7 @@ def no_interval(own: int, other: int, common: int, where: str = "") -> str:
     if not common:
         return f"the setting and the baseline have no seed in common{where}"
     if common == 1:
-        return f"one seed in common{where}: no interval without a second"
+        return f"only one seed in common{where}: an interval needs two"
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 
 

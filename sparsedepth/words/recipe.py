@@ -48,7 +48,7 @@ def sentence(card: "Card") -> str:
 
 
 def _nothing_text(recipe: "Recipe") -> str:
-    """'nothing tried was shown to help; a gain smaller than about 0.07 nat/token would probably not have been seen'."""
+    """'nothing tried was shown to help; a gain of about 0.07 nat/token or more would probably have been seen'."""
     settings = [candidate for candidate in recipe.candidates if not candidate.is_combination]
     n_worse = sum(candidate.comparison == "worse" and not candidate.refused for candidate in settings)
     worse = f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
@@ -59,7 +59,7 @@ def _nothing_text(recipe: "Recipe") -> str:
     is_ratio = recipe.unit == "ln ratio"
     ends = dict.fromkeys(size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (sizes[0], sizes[-1]))
     size = f"{' to '.join(ends)}{unit_text(recipe.unit)}"
-    return f"{text}; a gain smaller than about {size} would probably not have been seen"
+    return f"{text}; a gain of about {size} or more would probably have been seen"
 
 
 def difference_text(effect: "Effect") -> str:

@@ -7,7 +7,7 @@ from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.words.best import degenerate_text
 from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
-from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text
+from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text, unit_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import tests_lines, verification_text
 from sparsedepth.words.scaling import at_largest, flops_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 SHOWN = ("lower", "higher")
 MOST_NAMED = 2
-NO_COST = "no runs at equal FLOPs: no sentence about cost"
+NO_COST = "no runs at equal FLOPs, so the cost of depth is not judged"
 LINK_MEANINGS = {
     "causes": "an intervention on the first alone changed the second",
     "predicts": "it predicts held-out depths, which does not show a cause",
@@ -90,17 +90,14 @@ def _named(settings: Sequence[str]) -> str:
 
 
 def _missed(rows: "pd.DataFrame") -> str:
-    """'; a change smaller than about 0.5 nat/token would probably not have been seen'."""
+    """'; a change of about 0.5 nat/token or more would probably have been seen'."""
     if rows["detectable"].isna().all():
         return ""
-    size = rows["detectable"].median()
+    size = abs(rows["detectable"].median())
     unit = rows["unit"].iloc[0]
-    is_ratio = unit == "ln ratio"
-    factor = "a factor nearer to 1 than about " if is_ratio else "a change smaller than about "
-    return (
-        f"; {factor}{size_text(abs(size), unit, times='')}{'' if is_ratio else f' {unit}'} would probably not have "
-        "been seen"
-    )
+    by = "by a factor " if unit == "ln ratio" else ""
+    change = f"{by}of about {size_text(size, unit, times='')}{unit_text(unit)}"
+    return f"; a change {change} or more would probably have been seen"
 
 
 # Depth
@@ -117,7 +114,7 @@ def depth_sentence(compared: Mapping[str, "pd.DataFrame"], crossovers: Sequence[
         parts.append(f"at equal FLOPs {_cost_text(crossovers)}")
     elif len(flops):
         budget = flops_text(flops["train_flops"].mean())
-        parts.append(f"at equal FLOPs ({budget}) no depth is shown to have another {cells.outcome}{_missed(flops)}")
+        parts.append(f"at equal FLOPs ({budget}) {cells.outcome} is not shown to differ between depths{_missed(flops)}")
     else:
         parts.append(NO_COST)
     return sentence_of("; ".join(parts))
@@ -126,7 +123,7 @@ def depth_sentence(compared: Mapping[str, "pd.DataFrame"], crossovers: Sequence[
 def _at_equal_tokens(rows: "pd.DataFrame", cells: "Cells") -> str:
     shown = rows[rows["verdict"].isin(SHOWN)].sort_values("estimate")
     if shown.empty:
-        return f"at equal tokens no depth is shown to have another {cells.outcome}{_missed(rows)}"
+        return f"at equal tokens {cells.outcome} is not shown to differ between depths{_missed(rows)}"
     best = shown.iloc[0]
     size = f"{abs(best['estimate']):.3g} {cells.unit} {'less' if best['estimate'] < 0 else 'more'}"
     return f"at equal tokens {best['n_layers']} layers have {size} {cells.outcome} than {int(rows['n_layers'].min())}"

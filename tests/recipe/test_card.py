@@ -65,14 +65,14 @@ def test_an_abstention_says_what_would_have_been_seen_and_what_hurts():
     flat = derive_card(sweep(lambda config: 0.0, {"depth_scale": ["none", "lns"], "seed": range(3)}))
     size = flat.recipe.candidates[0].effect.detectable
     assert sentence(flat) == (
-        f"At 12 layers nothing tried was shown to help; a gain smaller than about {size:.2g} nat/token would probably "
-        "not have been seen."
+        f"At 12 layers nothing tried was shown to help; a gain of about {size:.2g} nat/token or more would "
+        "probably have been seen."
     )
     assert flat.tests == ()
     worse = derive_card(cells([({}, 3.0), (LNS, 3.1), (DECAY, 3.0)]))
     assert "nothing tried was shown to help, 1 of 2 settings was shown to hurt; a gain" in sentence(worse)
     one_seed = derive_card(cells([({}, 3.0), (LNS, 3.1)], n_seeds=1))
-    assert sentence(one_seed) == ("At 12 layers no recommendation: one seed in common: no interval without a second.")
+    assert sentence(one_seed) == ("At 12 layers no recommendation: only one seed in common: an interval needs two.")
     assert recipe_table(one_seed).rows[0][0] == "no interval"
 
 

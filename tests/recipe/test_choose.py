@@ -134,7 +134,7 @@ def test_a_setting_that_spends_more_of_what_is_matched_is_not_taken():
 
 def test_width_is_a_budget_and_no_recipe():
     runs = sweep(lambda config: -0.1 * (config.d_ff == 704), {"d_ff": [176, 704], "seed": [0, 1, 2]})
-    assert refused(derive(runs)) == {"d_ff=704": "a budget, no recipe"}
+    assert refused(derive(runs)) == {"d_ff=704": "it is a budget, which no recipe recommends"}
 
 
 def test_another_width_or_budget_tests_a_recipe():
@@ -165,7 +165,7 @@ def test_what_changes_beside_a_setting_without_being_named_is_no_remedy():
     """As from two folders: LNS was run at another width, on another text, or at a width solved for equal FLOPs."""
     lns = {"depth_scale": "lns"}
     wider = derive(cells([({}, 3.0), ({**lns, "d_model": 128, "d_ff": 344}, 2.5)]).assign(**COSTS))
-    assert refused(wider) == {"depth_scale=lns": "d_ff and d_model differ too: a budget, no recipe"}
+    assert refused(wider) == {"depth_scale=lns": "d_ff and d_model differ too, a budget that no recipe recommends"}
     same_cost = cells([({}, 3.0), ({**lns, "d_model": 128, "d_ff": 344}, 2.5)]).assign(**COSTS | {"train_flops": 1e9})
     assert changes(derive(same_cost)) == ["depth_scale=lns"]
     easier = derive(cells([({}, 3.0), ({**lns, "corpus": "easy.txt"}, 2.5)]))
@@ -279,7 +279,7 @@ def test_below_the_bigram_table_there_is_no_recipe():
 
 def test_it_abstains_with_a_reason():
     one_seed = derive(four()[four()["seed"] == 0])
-    assert one_seed.abstained == "one seed in common: no interval without a second"
+    assert one_seed.abstained == "only one seed in common: an interval needs two"
     assert one_seed.config == RunConfig(weight_decay=0.0) and not one_seed.is_compared
     elsewhere = derive(four(), depth=24)
     assert elsewhere.abstained == "24 layers were never run, and one other depth, 12, tells no trend"

@@ -50,9 +50,9 @@ def test_the_settings_that_lower_the_variance_are_named():
     assert found.sentence == f"At 8 layers {names} lower the residual variance."
     rows = {row["setting"]: row for row in records(found)}
     lns = rows["depth_scale=lns"]
-    assert lns["variance"].startswith("x0.1") and lns["verdict_at"] == "lower 4, 8"
+    assert lns["variance"].startswith("x0.1") and lns["verdict_at"] == "lower: 4, 8"
     assert lns["weight_sparsity"].startswith("+0.1")
-    assert rows["n_kv_heads=1"]["verdict_at"] == "not shown 4, 8"
+    assert rows["n_kv_heads=1"]["verdict_at"] == "not shown: 4, 8"
     assert {row["outcome"] for row in found.rows.records()} == {"residual_variance_last", "weight_sparsity"}
 
 
@@ -65,7 +65,7 @@ def test_what_lowers_and_what_raises_the_variance_are_both_named():
 
 def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
     sentence = variance_answer(runs_of(n_kv_heads=[4, 1])).sentence
-    assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a factor nearer to 1")
+    assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a change by a factor")
     missing = variance_answer(runs_of(n_kv_heads=[4, 1]).assign(residual_variance_last=None))
     assert missing.sentence == "residual_variance_last was measured in no finished run" and not missing.table.rows
 
@@ -73,7 +73,7 @@ def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
 def test_depth_is_compared_at_equal_tokens_and_without_a_sentence_about_cost():
     found = depth_answer(runs_of())
     tokens = "At equal tokens 8 layers have 0.5 nat/token less val_loss than 4"
-    assert found.sentence == f"{tokens}; no runs at equal FLOPs: no sentence about cost."
+    assert found.sentence == f"{tokens}; no runs at equal FLOPs, so the cost of depth is not judged."
     shallow, deep = records(found)
     assert (shallow["verdict"], deep["verdict"]) == ("(compared with)", "lower")
     assert (deep["equal"], deep["n_layers"], deep["needed_layers"], deep["flops"]) == ("tokens", 8, 4.0, "x2")

@@ -52,7 +52,7 @@ def test_the_answers_come_first_with_effect_verdict_basis_and_figure(contents):
     assert (use.basis, use.figure) == ("equal tokens, 3 seeds", "effects")
     assert variance.answer == "At 4 layers depth_scale=lns lowers the residual variance."
     assert variance.effect.startswith("depth_scale=lns at 4 layers ×0.2") and variance.figure == "variance"
-    assert depth.answer.endswith("no runs at equal FLOPs: no sentence about cost.")
+    assert depth.answer.endswith("no runs at equal FLOPs, so the cost of depth is not judged.")
     assert cost.answer.startswith(
         "depth_scale=lns: ×1 training FLOPs, ×1 parameters and ×1 active parameters, relative"
     )
