@@ -16,14 +16,14 @@ BUILD = build/package
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
-	$(BIN)sparsedepth sweep sweeps/quickstart.yaml --out $(OUT)
+	$(BIN)sparsedepth sweep sparsedepth/examples/quickstart.yaml --out $(OUT)
 	$(BIN)sparsedepth recipe $(OUT) -o $(OUT)/recipe.yaml
 	$(BIN)sparsedepth plot $(OUT) -o $(OUT)/figure.png
 	@echo "== the picture is $(OUT)/figure.png; the recipe $(OUT)/recipe.yaml, with its card. To try next: =="
 	@echo "  $(BIN)sparsedepth report $(OUT) -o report.html"
 	@echo "  $(BIN)sparsedepth best $(OUT) --depth 24 --by needed_layers"
 	@echo "  $(PY) analysis/knob.py $(OUT) depth_scale"
-	@echo "  $(BIN)sparsedepth sweep sweeps/depth.yaml --scale micro --out depth-results"
+	@echo "  $(BIN)sparsedepth sweep sparsedepth/examples/depth.yaml --scale micro --out depth-results"
 
 test: install
 	@echo "== the default test suite: lint, types, tests; about 7 minutes on 2 cores, 5 of them tests =="
@@ -45,7 +45,7 @@ smoke:
 	$(PYTHON) -m venv $(SMOKE)/venv
 	$(SMOKE)/venv/bin/pip install -q --no-compile $(TORCH)
 	$(SMOKE)/venv/bin/pip install -q --no-compile -c constraints.txt .
-	cd $(SMOKE) && venv/bin/sparsedepth sweep $(CURDIR)/sweeps/quickstart.yaml --scale tiny --out results
+	cd $(SMOKE) && venv/bin/sparsedepth sweep $(CURDIR)/sparsedepth/examples/quickstart.yaml --scale tiny --out results
 	cd $(SMOKE) && venv/bin/sparsedepth query results "select run_id, val_loss from runs"
 	cd $(SMOKE) && venv/bin/sparsedepth recipe results -o recipe.yaml
 	cd $(SMOKE) && venv/bin/sparsedepth plot results -o figure.png

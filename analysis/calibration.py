@@ -3,7 +3,7 @@
     python analysis/calibration.py RESULTS_DIR --measure          measure every run at each need: by_need.parquet
     python analysis/calibration.py RESULTS_DIR [--figure FILE]    the verdicts, from by_need.parquet
 
-The *need* is the required depth. Three comparisons, of models of `sweeps/known_depth.yaml`:
+The *need* is the required depth. Three comparisons, of models of `sparsedepth/examples/known_depth.yaml`:
 
     hops     within one model of k-hop induction: sequences of k hops need floor(log2 k) + 2 blocks (2402.09268)
     length   within one model of A5: the position after n operations; the need grows with n (2404.08819)
@@ -420,7 +420,7 @@ def main(arguments: list[str]) -> None:
     if options.measure:
         measure(options.results)
     if not (options.results / TABLE).is_file():
-        raise ValueError(f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml")
+        raise ValueError(f"no {TABLE} in {options.results}; --measure makes it from runs of known_depth.yaml")
     rows = read(options.results)
     all_trials, n_runs = trials(rows), len({row.run_id for row in rows})
     if not all_trials:

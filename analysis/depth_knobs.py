@@ -2,8 +2,8 @@
 
     python analysis/depth_knobs.py RESULTS_DIR [...] [--table FILE.csv]
 
-For runs of `sweeps/depth_knobs.yaml`, or any in which depth_scale is crossed with other fields. Each side at its tuned
-lr: mean loss and needed layers over the result seeds, and the effect of LNS on the loss, paired by seed, with Student's
+For runs of the example depth_knobs.yaml, or any in which depth_scale is crossed with other fields. Each side at its
+tuned lr: mean loss and needed layers over the result seeds, and the effect of LNS on loss, paired by seed, Student's
 interval. At equal lr, which changes variance far more than LNS does: the ratio of the last layer's residual variance,
 
     variance_ratio = exp(mean over runs of equal lr and seed of ln variance(LNS) - ln variance(without))

@@ -48,7 +48,7 @@ def main() -> None:
     sides = [*filter(None, (given.against, HERE))]
     with tempfile.TemporaryDirectory() as temporary:
         run_file = Path(temporary) / "run.yaml"
-        study = yaml.safe_load((HERE / "sweeps/depth_study.yaml").read_text())
+        study = yaml.safe_load((HERE / "sparsedepth/examples/depth_study.yaml").read_text())
         run_file.write_text(yaml.safe_dump({**study["base"], "train_tokens": study["base"]["batch_tokens"]}))
 
         def one_step(n_layers: int) -> list[str]:

@@ -98,7 +98,7 @@ FIRST = [
     Step(name="doctor", seconds=40, command=f"{SPARSEDEPTH} doctor", dry=f"{SPARSEDEPTH} doctor"),
 ]
 
-STUDY = f"{SPARSEDEPTH} sweep {{here}}/../../sweeps/gpu_text.yaml --out {{out}}/study"
+STUDY = f"{SPARSEDEPTH} sweep {{here}}/../../sparsedepth/examples/gpu_text.yaml --out {{out}}/study"
 TABLE = f"{SPARSEDEPTH} query {{out}}/study {shlex.quote(SELECT)}"
 SECOND = [
     Step(

@@ -42,9 +42,12 @@ def _version(
 
 
 COMMANDS = {
-    "init": (describe.init, "init sweep mine.yaml"),
-    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
-    "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),
+    "init": (describe.init, "init sweep mine.yaml --like depth"),
+    "plan": (plan.plan, "plan mine.yaml --on h100 --workers 4"),
+    "sweep": (
+        train_sweep.sweep,
+        "sweep mine.yaml -o results/mine --scale tiny --set seeds=3",
+    ),
     "work": (train_sweep.work, "work results/mine --workers 2"),
     "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3"),
     "status": (status.status, "status results/mine --watch"),

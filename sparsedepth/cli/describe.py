@@ -15,7 +15,7 @@ from sparsedepth.cli import option
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
-from sparsedepth.words.plain_text import terminal_width
+from sparsedepth.words.plain_text import did_you_mean, terminal_width
 from sparsedepth.words.schema import type_text
 
 Kind = Literal["sweep", "run", "import", "models"]
@@ -27,11 +27,22 @@ def template(kind: Kind, file: str) -> str:
     return text.replace("{file}", file)
 
 
+def example(kind: Kind, name: str) -> str:
+    """One of the definitions of this project, or of its maps. Raises ValueError for another name."""
+    folder = files("sparsedepth") / "examples" / ("maps" if kind == "import" else "")
+    paths = {path.name.removesuffix(".yaml"): path for path in folder.iterdir() if path.name.endswith(".yaml")}
+    if kind == "run" or name not in paths:
+        near = did_you_mean(name, paths, f"choose one of {', '.join(sorted(paths))}")
+        raise ValueError(f"--like {name!r} is no example of a {kind}; {near if kind != 'run' else 'see `presets`'}")
+    return paths[name].read_text(encoding="utf-8")
+
+
 def init(
     kind: Annotated[Kind, typer.Argument(help="what the file defines")] = "sweep",
     file: Annotated[Path | None, typer.Argument(help="file to write; default ./KIND.yaml")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="same as FILE")] = None,
     corpus: Annotated[str | None, typer.Option(help="your text, in place of Python's standard library")] = None,
+    like: Annotated[str | None, typer.Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
 ) -> None:
     """Write a commented template of a sweep, run or import. It runs unchanged in minutes on a laptop."""
     from sparsedepth.data.sequences import check_files
@@ -44,7 +55,7 @@ def init(
         raise ValueError(f"{path} already exists and is not overwritten; give another file name")
     check_parent(path)
     shown = quote(str(path))
-    text = template(kind, shown)
+    text = example(kind, like) if like else template(kind, shown)
     if corpus is not None:
         check_files(corpus)
         if "corpus: stdlib " not in text:

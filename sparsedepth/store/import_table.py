@@ -3,7 +3,7 @@
 The map says which columns are which fields of a run. A field is a RunConfig field, a measured quantity of `runs`, or a
 fact (device, seconds, training_seconds). Its values are those of a column, of arithmetic over columns in DuckDB's SQL
 and double precision (odd names in backticks), of a column in another unit or with other texts, or a constant; `where`
-is a condition over columns. See maps/example.yaml.
+is a condition over columns. See sparsedepth/examples/maps/example.yaml.
 
 All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
 listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error."""

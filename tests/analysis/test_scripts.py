@@ -15,7 +15,10 @@ from support.runs_frame import config_of
 from sparsedepth.config.run import RunConfig
 
 FOLDER = Path(__file__).parents[2] / "analysis"
-SCRIPTS = sorted({path.name for path in FOLDER.glob("*.py")} - {"toy.py", "script.py", "estimate.py", "findings.py"})
+SCRIPTS = sorted(
+    {path.name for path in FOLDER.glob("*.py")}
+    - {"toy.py", "script.py", "estimate.py", "findings.py", "fine_tuning.py"}
+)
 
 CELLS = [
     *({}, {"n_layers": 4}, {"weight_decay": 0.3}, {"seq_len": 128}, {"seq_len": 128, "weight_decay": 0.3}),

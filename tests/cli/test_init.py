@@ -1,11 +1,13 @@
 """`sparsedepth init`: every template is valid as it is, and with any one of its commented lines brought in."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from support.tiny_sweep import sparsedepth
 
+import sparsedepth as sparsedepth_package
 from sparsedepth.cli.describe import init, template
 from sparsedepth.cli.input_file import kind_of, read_input
 from sparsedepth.cli.pricing import forecasts
@@ -94,3 +96,22 @@ def test_the_template_beats_its_bigram_table_and_answers_about_depth(tmp_path):
     assert "worth their cost" in sparsedepth("query", out, "--ask", "depth")[0]
     sql = "select count(*) filter (val_loss < bigram_loss) as below from runs"
     assert sparsedepth("query", out, sql)[0].split()[-1] == "18"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("sweep", "depth"), ("import", "gemstones")])
+def test_init_copies_an_example(kind, name, tmp_path, capsys):
+    init(kind, tmp_path / "mine.yaml", like=name)
+    own = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+    assert kind_of(own) == kind and ("name" not in own or own["name"] == name)
+    with pytest.raises(ValueError, match="did you mean 'quickstart'"):
+        init("sweep", tmp_path / "other.yaml", like="quickstar")
+    with pytest.raises(ValueError, match="see `presets`"):
+        init("run", tmp_path / "run.yaml", like="depth")
+
+
+def test_examples_are_whole_files():
+    """A copy stands alone: none extends another file."""
+    folder = Path(sparsedepth_package.__file__).parent / "examples"
+    for path in folder.glob("*.yaml"):
+        assert "extends" not in yaml.safe_load(path.read_text()), path
+    assert len([*folder.glob("*.yaml")]) > 15

@@ -12,7 +12,7 @@ from sparsedepth.cli.input_file import KINDS, kind_of, read_input, run_config, s
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.presets import PRESETS
 
-SWEEPS = Path(__file__).parent.parent.parent / "sweeps"
+SWEEPS = Path(__file__).parent.parent.parent / "sparsedepth/examples"
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
 CONTENTS = {"run": {"n_layers": 2, "lr": 0.01}, "sweep": {**ASKED, "base": {"lr": 0.01}, "space": {"n_layers": [2, 3]}}}
 

@@ -30,7 +30,7 @@ from sparsedepth.train.runtime import resolve
 from sparsedepth.words.price import shortage_text
 from sparsedepth.words.sweep import plan_notes
 
-FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
+FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sparsedepth/examples").glob("*.yaml"))
 BASE = {"seq_len": 64, "batch_tokens": 512, "train_tokens": 5120, "measure_tokens": 256, "fit_tokens": 256}
 
 

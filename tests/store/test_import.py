@@ -314,7 +314,7 @@ def test_tables_that_are_none(tmp_path):
 
 
 def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, command):
-    root = Path(__file__).parents[2] / "maps"
+    root = Path(__file__).parents[2] / "sparsedepth/examples/maps"
     said, _ = command("import", root / "example.csv", "--map", root / "example.yaml", "-o", tmp_path / "theirs")
     assert "108 runs in 54 clusters, from 108 rows" in said and "weight_decay" in said
     (tmp_path / "map.yaml").write_text("source: x\n")

@@ -68,7 +68,7 @@ def single_run(folder: Path) -> list[Path]:
 
 
 def imported(folder: Path) -> list[Path]:
-    import_table(Path("maps/example.csv"), Path("maps/example.yaml"), folder)
+    import_table(Path("sparsedepth/examples/maps/example.csv"), Path("sparsedepth/examples/maps/example.yaml"), folder)
     return [folder]
 
 

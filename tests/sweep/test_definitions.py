@@ -1,4 +1,4 @@
-"""The definitions in sweeps/: each states its question, and everything that it can emit can be built."""
+"""The definitions in sparsedepth/examples/: each states its question, and everything that it can emit can be built."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.tasks import Plan, check_objective
 from sparsedepth.store.packs import open_pack
 
-FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
+FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sparsedepth/examples").glob("*.yaml"))
 CASES = [(path, scale) for path in FILES for scale in (None, *build(SweepDefinition, read_yaml(path), "x").scales)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:depth_scale='lns' with init='scaled'")
@@ -134,5 +134,5 @@ def test_key_value_heads_at_equal_flops(scale):
 def test_the_quickstart_keeps_its_runs():
     """The committed results are the definition's, run by run."""
     definition = load(next(path for path in FILES if path.stem == "quickstart"), None)
-    committed = open_pack(FILES[0].parent.parent / "results" / "quickstart").run_ids
+    committed = open_pack(FILES[0].parents[2] / "results" / "quickstart").run_ids
     assert {config.run_id for config in configs(definition)} == committed

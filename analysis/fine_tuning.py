@@ -1,6 +1,6 @@
 """Does LNS change the result of fine-tuning: the accuracy of the answers, and how much each layer is needed?
 
-    python sweeps/fine_tuning.py OUT [--seeds 3]
+    python analysis/fine_tuning.py OUT [--seeds 3]
 
 A small version of table 2 of 2502.05795 with made-up data. Models first train on text about made-up people: where they
 live, what they eat and what they do, each in three wordings. Fine-tuning shows questions and answers about half of
