@@ -16,6 +16,8 @@ from sparsedepth.config.model import ModelConfig
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     params_total: int
+    params_blocks: int
+    """those in matrices of blocks"""
     params_active: int
     """those used for one token: without the experts it is not routed to"""
     flops_per_token: int
@@ -44,8 +46,10 @@ def cost(config: ModelConfig) -> Cost:
     attended = 2 * config.stream_width  # multiply-adds of a reader per token: scores, and their sum
     mixed = 2 * config.n_layers * _of_streams(config).used
     outside = _vectors(config) + (1 if config.tie_embeddings else 2) * head
+    in_blocks = (dense + n_routed * (always + config.n_experts * expert)) // config.loops
     return Cost(
-        params_total=outside + (dense + n_routed * (always + config.n_experts * expert)) // config.loops,
+        params_total=outside + in_blocks,
+        params_blocks=in_blocks,
         params_active=outside + used // config.loops,
         flops_per_token=2 * (used + head + n_readers * attended + mixed)
         + 4 * config.n_layers * config.seq_len * d_model,

@@ -183,6 +183,8 @@ def check_sweep(sweep: Any) -> None:
         raise ValueError(f"free='train_tokens' changes FLOPs, not {sweep.matched}; use matched: flops, or free: d_ff")
     if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
         raise ValueError("matched='time' compares the steps of depths; add across: depth, free: train_tokens")
+    if sweep.same_params_blocks and (sweep.across != "depth" or sweep.free in ("d_model", "d_ff", "d_expert")):
+        raise ValueError("free: [width, ...] compares depths; add across: depth, and train_tokens as the second size")
     if sweep.across and sweep.matched in ("tokens", "steps"):
         raise ValueError(
             f"across: depth has no meaning with matched={sweep.matched!r}; use matched: flops, or leave it out"
@@ -206,7 +208,8 @@ def _check_varied_once(sweep: Any) -> None:
     repeated = {name for name in varied if varied.count(name) > 1}
     repeated |= {name for place in (*sweep.variants, *sweep.cells) for name in place if name in sweep.tune}
     repeated |= {name for place in sweep.variants for name in place if name in axes}
-    solved = (sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free)  # of experts the width of one
+    solved = {sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free}  # of experts the width of one
+    solved |= {"d_model", "n_heads", "d_ff"} if sweep.same_params_blocks else set()
     repeated |= {name for place in sweep.places() for name in place if name in solved}
     if repeated:
         raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")

@@ -65,6 +65,10 @@ Matched = Literal["tokens", "steps", "params_total", "params_active", "flops", "
 Zip = list[dict[str, Values]]
 
 
+WIDTH = ("d_model", "n_heads", "d_ff")
+"""What `free: width` solves for: heads keep their size."""
+
+
 class Tuned(Section):
     """A section with `tune`, whose `at` is the field `tune_at`."""
 
@@ -110,6 +114,9 @@ class SweepDefinition(Tuned):
     """what it costs at the size as written"""
     matched: Matched = "tokens"
     """what the compared runs share: tokens or steps, exactly, in all; the rest within each depth, or `across` depths"""
+    same_params_blocks: bool = False
+    """`matched: [params_blocks, flops], free: [width, train_tokens]`: d_model in steps of a head, with its heads, and
+    d_ff are solved for, so that the blocks of each cell have as many parameters as those of the first"""
     across: Literal["depth"] | None = None
     """depth: cells of every depth match the first cell of all, the reference; list the reference depth first"""
     free: Literal["train_tokens", "d_model", "d_ff", "d_expert"] | None = None
@@ -155,6 +162,19 @@ class SweepDefinition(Tuned):
     seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
     same_packages: Annotated[bool, Field(description="refuse to mix runs made with other package versions")] = False
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_matched(cls, values: Any) -> Any:
+        """Two amounts, of which width and a second size are free."""
+        if not isinstance(values, dict) or not isinstance(values.get("matched"), list):
+            return values
+        matched, free = values["matched"], values.get("free")
+        if matched[:1] != ["params_blocks"] or len(matched) != 2 or not isinstance(free, list) or free[:1] != ["width"]:
+            raise ValueError(
+                f"matched={matched} with free={free} must be [params_blocks, flops], [width, train_tokens]"
+            )
+        return {**values, "same_params_blocks": True, "matched": matched[1], "free": free[1] if free[1:] else None}
 
     base_fields: ClassVar[Collection[str]] = RunConfig.model_fields
     """Keys that belong in the base, the space and other parts of a definition, not at its top level."""
@@ -248,6 +268,7 @@ class SweepDefinition(Tuned):
         """The fields, without seed, in which runs may differ."""
         names = [name for place in self.places() for name in place]
         names += [self.free] if self.free else []
+        names += WIDTH if self.same_params_blocks else ()
         return [*dict.fromkeys(names + (["train_tokens"] if self.branch_at else []))]
 
     @property

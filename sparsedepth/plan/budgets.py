@@ -73,6 +73,8 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
     references: dict[int, RunConfig] = {}
 
     def matched(cell: Cell, seeds: Sequence[int]) -> list[Match]:
+        if definition.same_params_blocks and references:
+            cell = _of_same_blocks(definition, cell, references[0])
         config = definition.run_config(cell, definition.seeds[0])
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
         target = amount(reference, definition)
@@ -109,6 +111,33 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
                 match = replace(match, tuned_as=tuned.cell)
             matches.append(match)
     return matches
+
+
+def _of_same_blocks(definition: SweepDefinition, cell: Cell, reference: RunConfig) -> Cell:
+    """The cell at the width whose blocks have the parameters of the reference's: heads of its size, and of the widths
+    with d_ff from 1 to 4 d_model the one with d_ff / d_model nearest to its."""
+    assert reference.d_ff is not None
+    d_head, ratio = reference.d_model // reference.n_heads, reference.d_ff / reference.d_model
+    target = cost(reference).params_blocks
+
+    def params(n_heads: int, d_ff: int) -> int:
+        size = {"d_model": n_heads * d_head, "n_heads": n_heads, "d_ff": d_ff}
+        enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}
+        return cost(definition.run_config({**cell, **size, **enough}, definition.seeds[0])).params_blocks
+
+    sizes, n_heads = [], 1
+    while (least := params(n_heads, 1)) < target:
+        d_model, d_ff = n_heads * d_head, 1 + round((target - least) / (params(n_heads, 2) - least))
+        if d_model <= d_ff <= 4 * d_model and abs(params(n_heads, d_ff) / target - 1) <= definition.tolerance:
+            sizes.append({"d_model": d_model, "n_heads": n_heads, "d_ff": d_ff})
+        n_heads += 1
+    if not sizes:
+        raise _mismatch(
+            definition,
+            f"no width of heads of {d_head} channels with d_ff from 1 to 4 d_model gives {cell} the {target:,} "
+            "parameters in blocks of the first cell; choose another depth, or smaller heads",
+        )
+    return {**cell, **min(sizes, key=lambda size: abs(math.log(size["d_ff"] / size["d_model"] / ratio)))}
 
 
 def _check_carried(definition: SweepDefinition, config: RunConfig, tuned: RunConfig) -> None:

@@ -14,7 +14,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from sparsedepth.config.space import Cell, Interval, cell_digest, grid_points
-from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.sweep import WIDTH, SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.store.tuning_roles import extended
 
@@ -57,6 +57,7 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
     distributions = {name: _interval(axis) for name, axis in intervals.items()}
     distributions |= {name: _choices(field_values) for name, field_values in values.items()}
     solved = {definition.free, "d_expert"} - {*values} if definition.free else set()
+    solved |= {*WIDTH} - {*values} if definition.same_params_blocks else set()
     for name in (*solved, *["train_tokens"] * bool(definition.branch_at)):
         distributions[name] = IntDistribution(1, LARGEST_SIZE)
     return distributions

@@ -315,3 +315,37 @@ def test_a_run_to_come_is_counted_once_though_it_is_another_s_branch():
     tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}, "tuning_seeds": [101], "space": {"train_tokens": [32 * 40, 32 * 80]}}
     runs = plan(**tuned, matched="params_total", branch_at=[0.5]).expected_runs()
     assert len({run.run_id for run in runs}) == len(runs) == 3 * (3 + 1)
+
+
+SHAPES = {"matched": ["params_blocks", "flops"], "free": ["width", "train_tokens"], "across": "depth"}
+
+
+def test_a_width_is_solved_for_with_its_heads_and_feed_forward_part():
+    """0.33 M parameters in the blocks of 8 layers of width 64: by hand, L (4 d^2 + 3 d d_ff), heads of 16."""
+    base = {"d_model": 64, "n_heads": 4, "d_ff": 144, "seq_len": 32, "batch_tokens": 512, "train_tokens": 2**19}
+    found = matches(**SHAPES, base=base, space={"n_layers": [8, 4, 16, 32]})
+    target = 8 * (4 * 64**2 + 3 * 64 * 144)
+    spent = cost(found[0].config).train_flops(2**19)
+    for one in found:
+        config = one.config
+        params = config.n_layers * (4 * config.d_model**2 + 3 * config.d_model * config.d_ff)
+        assert params == cost(config).params_blocks == pytest.approx(target, rel=0.01)
+        assert config.d_model == 16 * config.n_heads and 1 <= config.d_ff / config.d_model <= 4
+        assert cost(config).train_flops(config.train_tokens) == pytest.approx(spent, rel=0.01)
+    assert {one.config.n_layers: one.config.d_model for one in found} == {8: 64, 4: 96, 16: 48, 32: 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"space": {"n_layers": [8, 400]}}, r"no width of heads of 16 channels.*n_layers.*400.*smaller heads"),
+        ({"across": None}, r"add across: depth"),
+        ({"free": "d_ff"}, r"must be \[params_blocks, flops\], \[width, train_tokens\]"),
+        ({"matched": ["flops", "tokens"]}, r"must be \[params_blocks, flops\]"),
+        ({"space": {"n_layers": [8, 4], "d_ff": [64, 128]}}, r"d_ff must vary in one place"),
+    ],
+)
+def test_a_width_that_cannot_be_solved_for_is_refused(changes, told):
+    base = {"d_model": 64, "n_heads": 4, "seq_len": 32, "batch_tokens": 512, "train_tokens": 2**19}
+    with pytest.raises(ValueError, match=told):
+        matches(**{**SHAPES, "base": base, "space": {"n_layers": [8, 4]}, **changes})

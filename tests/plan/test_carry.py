@@ -2,18 +2,19 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.made_up_runs import make_run
 
 from sparsedepth.cli.calls import plan as plan_call
-from sparsedepth.config.load import build
+from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import cells_of, read_runs
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import listing
-from sparsedepth.plan.tasks import Plan
+from sparsedepth.plan.tasks import Plan, no_results
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.results_folder import ResultsIndex, claim
 from sparsedepth.words.effects import effects_text
@@ -81,6 +82,20 @@ def test_the_price_says_what_is_saved(tmp_path):
     assert priced.price.train_flops == pytest.approx(2 * 6 * flops[2] + results)
     assert priced.flops_tuned_everywhere == pytest.approx(2 * 6 * (flops[4] + flops[8]) + results)
     assert priced.as_json()["flops_tuned_everywhere"] == priced.flops_tuned_everywhere
+
+
+def test_the_sweep_of_depth_costs_at_most_40_percent_if_tuned_at_its_shallowest():
+    """12 layers with 3 lr x 3 seeds in place of 12, 16, 24, 32; then 3 seeds each: (9 x 12 + 3 x 84) / (12 x 84) = 36%,
+    but that the embedding and attention are the same share of no depth."""
+    values = read_yaml(Path(__file__).parents[2] / "sweeps" / "depth.yaml")
+    values["tune"]["at"] = {"n_layers": 12}
+    values["base"] |= {"parametrisation": "completep", "base_width": values["base"]["d_model"]}
+    carried = build(SweepDefinition, values, "depth.yaml")
+    spent = [
+        sum(run.flops for run in plan.runs()) + sum(run.flops for run in plan.to_come(no_results))
+        for plan in (Plan(carried), Plan(carried.model_copy(update={"tune_at": {}})))
+    ]
+    assert spent[0] / spent[1] == pytest.approx(0.36, abs=0.04)
 
 
 def cells(results):
