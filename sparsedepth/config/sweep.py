@@ -24,6 +24,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.scale import Scale, Tuned, Zip
 from sparsedepth.config.section import (
     WHOLE,
     Count,
@@ -32,7 +33,6 @@ from sparsedepth.config.section import (
     Mistakes,
     NonNegative,
     Positive,
-    Section,
     Sentence,
     check,
 )
@@ -48,7 +48,6 @@ from sparsedepth.config.space import (
     TuneGrid,
     TuningSeeds,
     Value,
-    Values,
     cell_digest,
     check_distinct,
     check_size,
@@ -62,46 +61,8 @@ DEFINITION = "sweep.yaml"
 """The definition of the sweep that fills a results folder, in that folder."""
 
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops", "time"]
-Zip = list[dict[str, Values]]
-
-
 WIDTH = ("d_model", "n_heads", "d_ff")
 """What `free: width` solves for: heads keep their size."""
-
-
-class Tuned(Section):
-    """A section with `tune`, whose `at` is the field `tune_at`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_tune(cls, values: Any) -> Any:
-        tune = values.get("tune") if isinstance(values, dict) else None
-        if not isinstance(tune, dict) or "at" not in tune:
-            return values
-        grids = {name: grid for name, grid in tune.items() if name != "at"}
-        return {**values, "tune": grids, "tune_at": tune["at"]}
-
-
-class Scale(Tuned):
-    """Changes that turn the definition into one of another size."""
-
-    question: Sentence | None = None
-    hypothesis: Sentence | None = None
-    cost: str = ""
-    base: dict[str, Any] = {}
-    space: dict[str, Axis] | None = None
-    zip: Zip | None = None
-    variants: list[dict[str, Any]] | None = None
-    cells: list[dict[str, Any]] | None = None
-    exclude: list[Condition] | None = None
-    only: dict[str, Condition] | None = None
-    branch_at: Shares | None = None
-    tune: dict[str, TuneGrid] | None = None
-    tune_at: dict[str, Value] | None = None
-    constraints: dict[Bounded, Positive] | None = None
-    tuning_seeds: TuningSeeds | None = None
-    seeds: Seeds | None = None
-    n_trials: Count | None = None
 
 
 class SweepDefinition(Tuned):

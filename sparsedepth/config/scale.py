@@ -1,0 +1,45 @@
+"""The sizes of a sweep definition: the same question with other values (`scales`)."""
+
+from typing import Any
+
+from pydantic import model_validator
+
+from sparsedepth.config.section import Count, Positive, Section, Sentence
+from sparsedepth.config.space import Axis, Bounded, Condition, Seeds, Shares, TuneGrid, TuningSeeds, Value, Values
+
+Zip = list[dict[str, Values]]
+
+
+class Tuned(Section):
+    """A section with `tune`, whose `at` is the field `tune_at`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_tune(cls, values: Any) -> Any:
+        tune = values.get("tune") if isinstance(values, dict) else None
+        if not isinstance(tune, dict) or "at" not in tune:
+            return values
+        grids = {name: grid for name, grid in tune.items() if name != "at"}
+        return {**values, "tune": grids, "tune_at": tune["at"]}
+
+
+class Scale(Tuned):
+    """Changes that turn the definition into one of another size."""
+
+    question: Sentence | None = None
+    hypothesis: Sentence | None = None
+    cost: str = ""
+    base: dict[str, Any] = {}
+    space: dict[str, Axis] | None = None
+    zip: Zip | None = None
+    variants: list[dict[str, Any]] | None = None
+    cells: list[dict[str, Any]] | None = None
+    exclude: list[Condition] | None = None
+    only: dict[str, Condition] | None = None
+    branch_at: Shares | None = None
+    tune: dict[str, TuneGrid] | None = None
+    tune_at: dict[str, Value] | None = None
+    constraints: dict[Bounded, Positive] | None = None
+    tuning_seeds: TuningSeeds | None = None
+    seeds: Seeds | None = None
+    n_trials: Count | None = None
