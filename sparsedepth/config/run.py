@@ -184,7 +184,7 @@ class MeasureConfig(Section):
     """a layer is needed if its replacement adds more than this to the loss, in nat/token: about the effect of another
     seed in small models, and of 1% of the answers in k-hop induction"""
     permutation_pairs: Annotated[Count | None, AMOUNT] = None
-    """pairs of layers to swap, drawn at random; default all"""
+    """pairs of layers to swap, drawn at random; default all, from 16 layers two per layer; a large number: all"""
     removal_ranges: Annotated[Count | None, AMOUNT] = None
     """ranges of layers to remove, drawn at random; default all; with 'removal'"""
     jacobian_probes: Annotated[int | None, Field(ge=2), WHOLE, AMOUNT] = 4

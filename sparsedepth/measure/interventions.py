@@ -30,6 +30,13 @@ equally likely, and each first layer, on which the effect depends most, is repre
 sampling of pairs: mean exp(-+ z r), r the relative standard error of the sampled mean, sqrt(1 - n/M) sd / (sqrt(n)
 mean) for n of M pairs; on a log scale, as effects are positive and skewed.
 
+Causal trace: from which layer on the state at one position holds what the answer there needs.
+
+    x'_0 = x_0 + 3 sd(x_0) e, e standard normal;   restored(l) = (loss' - loss' with x'_l := x_l at T) / (loss' - loss)
+
+of the last position T, sums over sequences: 1 at L, and at every l in a model without attention (2202.05262; there of
+one prompt with a corrupted subject, restored at each position; here all positions are corrupted).
+
 Layer removal: the loss and accuracy lost by leaving out a block, or a contiguous range of blocks.
 
     drop(i, j) = (loss without blocks i..j - loss) / loss,   1 <= i <= j <= L
@@ -54,6 +61,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import (
     BootstrapEstimate,
     bootstrap,
@@ -61,6 +69,7 @@ from sparsedepth.measure.bootstrap import (
     finite,
     finites,
     mean_of_last,
+    ratio,
     shared_resamples,
 )
 from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
@@ -68,6 +77,7 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements, Score
 from sparsedepth.measure.usefulness import share_above
 from sparsedepth.probe.fork import batches, by_sequence, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities.measured import pairs_to_swap
 
 
 def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
@@ -194,9 +204,10 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
 
 
 def add_permutation_rows(context: MeasureContext, rows: Measurements) -> None:
-    n_pairs = context.config.permutation_pairs
+    n_pairs = pairs_to_swap(context.probed.n_layers, context.config.permutation_pairs)
     effects, score = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
     rows.add_score("permutation_score", score)
+    rows.summary["permutation_swaps"] = len(effects)
     rows.add_pairs("permutation_effect", effects, context.scored.n_scored)
 
 
@@ -240,3 +251,41 @@ def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> fl
     """Spearman's; None with fewer than three values, a missing one, or all equal."""
     values = pd.DataFrame({"x": x, "y": y}, dtype=float)
     return finite(values.corr("spearman", min_periods=max(3, len(values))).loc["x", "y"])
+
+
+NOISE = 3.0
+"""Standard deviations of the embeddings' entries."""
+
+
+def add_trace_rows(context: MeasureContext, rows: Measurements) -> None:
+    probed, n_layers = context.probed, context.probed.n_layers
+    # The loss at the last position alone, and one draw of noise for all sequences.
+    last = replace(context.scored, targets=context.scored.targets.clone())
+    last.targets[:, :-1] = IGNORED
+    noise_TD = torch.from_numpy(context.rng().standard_normal((last.targets.shape[1], probed.stream_width))).float()
+
+    def of_part(part: Scored) -> list[Tensor]:
+        states = list(stream(probed, part.inputs))
+        noisy = [states[0] + NOISE * states[0].std() * noise_TD.to(states[0].device)]
+        for layer in range(1, n_layers + 1):
+            noisy.append(probed.block(layer, noisy[-1]))
+
+        def loss(x_BTD: Tensor) -> Tensor:
+            return sequence_loss(probed, x_BTD[None], part.targets, 1.0)[0]
+
+        losses = [loss(states[-1]), loss(noisy[-1])]
+        for restored in range(n_layers + 1):
+            x_BTD = torch.cat((noisy[restored][:, :-1], states[restored][:, -1:]), dim=1)
+            for layer in range(restored + 1, n_layers + 1):
+                x_BTD = probed.block(layer, x_BTD)
+            losses.append(loss(x_BTD))
+        return [torch.stack(losses, dim=1)]
+
+    (loss_NF,) = by_sequence(probed, last.parts(probed), of_part)
+
+    def restored(loss_RF: np.ndarray) -> np.ndarray:
+        return ratio(loss_RF[:, 1:2] - loss_RF[:, 2:], loss_RF[:, 1:2] - loss_RF[:, :1])
+
+    estimate = bootstrap(lambda loss_RF: mean_of_last(restored(loss_RF)[:, :-1]), loss_NF, rng=context.rng())
+    rows.add_score("trace_restored", estimate)
+    rows.add_layers("trace_restored", finites(restored(loss_NF.mean(0)[None])[0]), len(loss_NF), first=0)

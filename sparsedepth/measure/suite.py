@@ -44,6 +44,8 @@ SUITE: dict[str, AddRows] = {
     "trajectories": geometry.add_trajectory_rows,
     "participation": variance.add_participation_rows,
     "joint": usefulness.add_joint_rows,
+    "spans": usefulness.add_span_rows,
+    "trace": interventions.add_trace_rows,
     "activations": sparsity.add_activation_rows,
     "gradients": derivatives.add_gradient_rows,
     "lens": loss.add_lens_rows,

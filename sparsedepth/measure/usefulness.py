@@ -29,9 +29,8 @@ them to 0.
 Shapes: K successive replacements; 2: loss and accuracy."""
 
 import dataclasses
-import itertools
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +45,7 @@ from sparsedepth.measure.bootstrap import (
     bootstrap,
     bootstrap_each,
     complete_mean,
+    finites,
     ratio,
     shared_resamples,
 )
@@ -139,9 +139,10 @@ def needed_layers(
     return dataclasses.replace(above_threshold, value=needed, lo=min(lo, needed), hi=max(hi, needed))
 
 
-def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
-    """The map of each block 1..L, fitted to its input in the unmodified model, from one pass.
-    Raises ValueError unless there are more than D + 1 fit tokens. Sums take 16 L D^2 bytes."""
+def fit_affine(probed: ProbedModel, fit_NT: Tensor, span: int = 1) -> list[AffineUpdate]:
+    """The map of each block 1..L, or of each `span` blocks that follow each other, fitted to its input in the
+    unmodified model, from one pass. Raises ValueError unless there are more than D + 1 fit tokens. Sums take 16 L D^2
+    bytes."""
     n_tokens, width = fit_NT.numel(), probed.stream_width
     if n_tokens <= width + 1:
         raise ValueError(
@@ -152,7 +153,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
         few = f"{n_tokens} fit tokens for maps of width {width}: their own error is {width / n_tokens:.0%} of what they"
         warnings.warn(f"{few} leave; raise fit_tokens to {ENOUGH_FIT_TOKENS * width}", stacklevel=2)
     with probing(probed):
-        origins, moments = _moments(probed, fit_NT)
+        origins, moments = _moments(probed, fit_NT, span)
         covariances = [moment[1:, 1:] - torch.outer(moment[1:, 0], moment[0, 1:]) for moment in moments]
         # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
         inverses = batched(partial(torch.linalg.pinv, hermitian=True), [both[:, :width] for both in covariances])
@@ -161,14 +162,19 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
         return [AffineUpdate(x.float(), weight.float(), u.float()) for (x, u), weight in zip(at, weights, strict=True)]
 
 
-def _moments(probed: ProbedModel, fit_NT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Of each block an origin of (x, u), and about it the means over tokens of (1, x) times (1, x, u)."""
+def _moments(probed: ProbedModel, fit_NT: Tensor, span: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each block, or `span` of them, an origin of (x, u), and about it the means over tokens of (1, x) times
+    (1, x, u)."""
     width = probed.stream_width
     origins: dict[int, Tensor] = {}  # of (x, u): without one near their mean, differences of large sums would be lost
     sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
     for tokens_BT in batches(probed, fit_NT):
-        for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
-            x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
+        window = deque[Tensor](maxlen=span + 1)
+        for layer, x_BTD in enumerate(stream(probed, tokens_BT)):
+            window.append(x_BTD)
+            if (index := layer - span) < 0:
+                continue
+            x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in (window[0], x_BTD))
             z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
             z_nX = F.pad(z_n2D - origins.setdefault(index, z_n2D.mean(0)), (1, 0), value=1)  # (1, x, u)
             sums[index] = sums[index] + z_nX[:, : width + 1].T @ z_nX
@@ -196,6 +202,22 @@ def jointly_needed_layers(
         return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # undefined if a loss is NaN
 
     return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
+
+
+def add_span_rows(context: MeasureContext, rows: Measurements) -> None:
+    """Two blocks replaced by one map: the first is left out, and the second is the map from its input."""
+    maps = fit_affine(context.probed, context.fit, span=2)
+    forks = [{layer - 1: None, layer: affine} for layer, affine in enumerate(maps, start=2)]
+    if not forks:
+        return
+    base_N, changed_NF = fork_losses(context.probed, context.scored, forks)
+    added_NF, weight = changed_NF - base_N[:, None], context.scored.weight
+    rows.add_score("span_loss_added", bootstrap(_mean_added, added_NF, weight, rng=context.rng()))
+    rows.add_layers("span_loss_added", finites(added_NF.mean(0)), context.scored.n_scored, first=2)
+
+
+def _mean_added(added_RF: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+    return per_position(added_RF, weight_R).mean(1)
 
 
 def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:

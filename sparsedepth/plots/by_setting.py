@@ -100,7 +100,23 @@ def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -
     return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
 
 
-scores, gradients = (partial(_layer_lines, metrics=metrics) for metrics in (SCORES, GRADIENTS))
+gradients = partial(_layer_lines, metrics=GRADIENTS)
+
+
+def scores(store: Store) -> Drawing:
+    """By layer, a line per setting; of measured models, a line for each."""
+    if (runs := _models(store)) is not None:
+        return by_depth(runs, *sound_values(store, runs, SCORES), line="name")
+    return _layer_lines(store, SCORES)
+
+
+def _models(store: Store) -> pd.DataFrame | None:
+    """The first MOST measured models of a store that has nothing else."""
+    runs = all_runs(store)
+    if runs.empty or runs["model"].isna().any():
+        return None
+    names = runs["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
+    return runs.assign(name=names, setting=BASELINE)[names.isin(names.unique()[:MOST])]
 
 
 @once_per_store
@@ -193,11 +209,7 @@ def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
     proposal at each depth; of the points of one training, one line per step; of measured models, one for each."""
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
-    every = all_runs(store)
-    if len(every) and every["model"].notna().all():
-        names = every["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
-        runs = every.assign(name=names, setting=BASELINE)
-        runs = runs[runs["name"].isin(names.unique()[:MOST])]
+    if (runs := _models(store)) is not None:
         return by_depth(runs, *sound_values(store, runs, metrics), line="name")
     runs = compared_runs(store)
     points, line = _points(store), "n_layers"

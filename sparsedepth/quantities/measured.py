@@ -36,6 +36,10 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
 
+SAMPLED_FROM = 16
+"""Layers from which not all pairs are swapped by default: their number grows with the square."""
+
+
 def _by_layer(sizes: RunSizes) -> tuple[float, float]:
     return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
 
@@ -44,8 +48,14 @@ def _all_pairs(sizes: RunSizes) -> float:
     return sizes.n_layers * (sizes.n_layers - 1) / 2
 
 
+def pairs_to_swap(n_layers: int, asked: int | None) -> int:
+    """As many as asked for, or there are; by default all, and of deep models twice as many as blocks."""
+    there = n_layers * (n_layers - 1) // 2
+    return min(there, asked or (2 * n_layers if n_layers >= SAMPLED_FROM else there))
+
+
 def _by_pair(sizes: RunSizes) -> tuple[float, float]:
-    pairs = min(sizes.permutation_pairs or _all_pairs(sizes), _all_pairs(sizes))
+    pairs = pairs_to_swap(sizes.n_layers, sizes.permutation_pairs)
     return 1 + 2 / 3 * pairs, pairs + 1
 
 
@@ -90,6 +100,10 @@ _OURS: tuple[Measure, ...] = (
         "participation", lambda sizes: (1, 0), source="Roy & Vetterli 2007, of squares", on_request=True
     ),
     JOINT := Measure("joint", _jointly, source="ours", on_request=True),
+    SPANS := Measure("spans", _by_layer, source=INVERSE, on_request=True),
+    TRACE := Measure(
+        "trace", lambda sizes: (2.5 + sizes.n_layers / 2, sizes.n_layers + 3.0), source="2202.05262", on_request=True
+    ),
     ACTIVATIONS := Measure("activations", lambda sizes: (4, 0), on_request=True),
     GRADIENTS := Measure("gradients", lambda sizes: (3, 3), source=CURSE, on_request=True),
     LENS := Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), source=EFFICIENT, on_request=True),
@@ -180,6 +194,13 @@ _RECORDS: tuple[Quantity, ...] = (
         source="ours", better="high") for mnat in (10, 50, 200)),
     JOINT.number("jointly_needed_layers", "blocks left after replacing the cheapest by affine maps, one after another, "
         "while all replacements together add at most needed_threshold", "layer", **SCORE),
+    SPANS.number("span_loss_added", "loss with blocks l - 1 and l replaced by one affine map, fitted from x_(l-2) on "
+        "other tokens, - loss, layers 2 to n_layers", "nat/token", tables=RUNS_LAYERS, bounds=(-inf, inf), scale="symlog",
+        label="loss added with two layers\nreplaced by one affine map", **SCORE),
+    TRACE.number("trace_restored", "(loss with noise of 3 sd on x_0 - loss if x_l at the last position is clean too) / "
+        "(loss with noise - loss), of the last position, layers 0 to n_layers: from which layer on the state there "
+        "holds what the answer needs", "share", tables=RUNS_LAYERS, bounds=(-inf, inf), has_interval=True,
+        in_runs="mean over layers, without the last, of the {}"),
     CAUSAL.number("causal_score", "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - "
         "x_(l-1), u' with block s skipped", source=f"{SPARSITY} after {EFFICIENT}", stage="effectiveness",
         rows="causal_effect", carried_by="first", **SCORE),
@@ -197,6 +218,8 @@ _RECORDS: tuple[Quantity, ...] = (
         type="BIGINT"),
     PERMUTATION.number("permutation_score", "mean over pairs of |loss with the two blocks swapped - loss| / loss",
         stage="effectiveness", rows="permutation_effect", carried_by="both", **RELATIVE_SCORE),
+    PERMUTATION.number("permutation_swaps", "pairs behind permutation_score: scores of unlike numbers differ in their "
+        "interval alone", "pair", type="BIGINT"),
     PERMUTATION.number("permutation_effect", "|loss with blocks `layer` and `other_layer` swapped - loss| / loss",
         tables=PAIRS, is_relative=True, scale="symlog", label="permutation: relative loss increase"),
     *(JACOBIAN.number(name, f"{formula} of the block{more}", tables=RUNS_LAYERS, source=source, has_error=True, label=label,
