@@ -175,24 +175,21 @@ def mark_id(group: str, kind: str = "") -> str:
 
 def marks_of(page: Figure) -> Marks:
     """Of the panels with an attribute `marks`, a frame: x, y, group, text, and kind and runs where there are any."""
-    width, height = page.bbox.size
-    found = []
+    found = [pd.DataFrame(columns=["x", "y", "group", "kind", "text", "runs"])]
     n_left_out = 0
     for axis in page.axes:
-        if (rows := getattr(axis, "marks", None)) is None:
+        if not len(rows := getattr(axis, "marks", ())):
             continue
-        n_left_out += max(0, len(rows) - MOST_MARKS)
-        rows = rows.iloc[:: -(-len(rows) // MOST_MARKS) or 1]
-        at = axis.transData.transform(rows[["x", "y"]].to_numpy(float))
-        at[:, 1] = height - at[:, 1]
-        rows = rows.reindex(columns=["group", "kind", "text", "runs"], fill_value="")
-        inside = (at > 0).all(1) & (at < (width, height)).all(1)  # NaN is not
-        found.append(rows.assign(x=at[:, 0] * 72 / page.dpi, y=at[:, 1] * 72 / page.dpi)[inside])
-    rows = pd.concat(found or [pd.DataFrame(columns=["group", "kind", "text", "runs", "x", "y"])])
+        shown = rows.dropna(subset=["x", "y"]).iloc[:: -(-len(rows) // MOST_MARKS)]
+        n_left_out += len(rows) - len(shown)
+        at = axis.transData.transform(shown[["x", "y"]].to_numpy(float)) * 72 / page.dpi
+        height = 72 * page.get_figheight()
+        inside = (at > 0).all(1) & (at < (72 * page.get_figwidth(), height)).all(1)
+        found.append(shown.assign(x=at[:, 0].round(1), y=(height - at[:, 1]).round(1))[inside])
+    rows = pd.concat(found).fillna("")
     groups, kinds = ([*dict.fromkeys(rows[name])] for name in ("group", "kind"))
-    places = zip(rows["x"].round(1), rows["y"].round(1), strict=True)
-    codes = zip(rows["group"].map(groups.index), rows["kind"].map(kinds.index), rows["text"], rows["runs"], strict=True)
-    return Marks(groups, kinds, [(*at, *of) for at, of in zip(places, codes, strict=True)], n_left_out)
+    rows = rows.assign(group=rows["group"].map(groups.index), kind=rows["kind"].map(kinds.index))
+    return Marks(groups, kinds, [*rows[[*found[0].columns]].itertuples(index=False, name=None)], n_left_out)
 
 
 def render(build: Callable[[], Figure], *suffixes: str, columns: int = 0) -> Rendered:
@@ -216,28 +213,27 @@ def render(build: Callable[[], Figure], *suffixes: str, columns: int = 0) -> Ren
 def _parts(page: Figure) -> Iterator[Bbox]:
     """The parts of a page that fit on one of a paper each, with the legend above: whole rows of panels, of which the
     others are hidden meanwhile."""
-    renderer = FigureCanvasAgg(page).get_renderer()
+    renderer, dpi = FigureCanvasAgg(page).get_renderer(), page.dpi
     width, height = page.get_size_inches()
-    legend = max((of.get_window_extent(renderer).height / page.dpi + 0.05 for of in page.legends), default=0.0)
-    rows: dict[float, list[Any]] = {}
+    legend = max((of.get_window_extent(renderer).height / dpi + 0.05 for of in page.legends), default=0.0)
+    rows: dict[int, list[Any]] = {}
     for axis in page.axes:
         axis.set_visible(True)
         if spec := axis.get_subplotspec():
             rows.setdefault(spec.rowspan.start, []).append(axis)
-    ends = {n: Bbox.union([axis.get_tightbbox(renderer) for axis in axes]) for n, axes in rows.items()}
-    parts: list[list[float]] = [[]]
-    for n, end in sorted(ends.items()):
-        if parts[-1] and (ends[parts[-1][0]].y1 - end.y0) / page.dpi + legend + 0.1 > TALLEST:
-            parts.append([])
-        parts[-1].append(n)
-    for part in parts:
+    boxes = {n: Bbox.union([axis.get_tightbbox(renderer) for axis in axes]) for n, axes in rows.items()}
+    ends = [(n, boxes[n].y0 / dpi - 0.05, boxes[n].y1 / dpi + 0.05) for n in sorted(rows)]
+    while ends:
+        first, _, top = ends[0]
+        part = [(n, bottom) for n, bottom, _ in ends if n == first or top + legend - bottom <= TALLEST]
+        ends = ends[len(part) :]
         for n, axes in rows.items():
             for axis in axes:
-                axis.set_visible(n in part)
-        top = height if part == parts[0] else ends[part[0]].y1 / page.dpi + legend + 0.05
+                axis.set_visible(part[0][0] <= n <= part[-1][0])
+        top = height if first == 0 else top + legend
         for of in page.legends:
             of.set_bbox_to_anchor((0, top / height), page.transFigure)
-        yield Bbox([[0, 0 if part == parts[-1] else ends[part[-1]].y0 / page.dpi - 0.05], [width, top]])
+        yield Bbox([[0, part[-1][1] if ends else 0.0], [width, top]])
 
 
 def write(drawing: Drawing, path: Path, columns: int = 0) -> tuple[list[Path], str]:

@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.chain import link
-from sparsedepth.effects.importance import finished, options_of, proposals
+from sparsedepth.effects.importance import finished, options_of, proposals, value_order
 from sparsedepth.plots.facets import intervals
 from sparsedepth.plots.page import (
     Drawing,
@@ -75,7 +75,7 @@ from sparsedepth.words.captions import (
 )
 from sparsedepth.words.degeneracy import degeneracy_caption
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.values import assignment
+from sparsedepth.words.values import assignment, plain, readable
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -340,36 +340,24 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
 
 
 def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
-    """An axis for each varied field and each objective, from its least to its greatest value; choices in order."""
-    options = options_of(frame, search)
-    names = [*options, *search.objectives]
+    """An axis for each varied field and each objective, its values in order and in even steps."""
+    names = [*options_of(frame, search), *search.objectives]
     page, (axis,) = panels(1, 1, 1.3 * len(names), 3.6)
     axis.grid(False)
-    heights = pd.DataFrame(index=frame.index, columns=names, dtype=float)
+    heights = pd.DataFrame(index=frame.index)
     for i, name in enumerate(names):
-        space = search.axes.get(name)
-        choices = [value for value in options.get(name, ()) if value is not None]
-        is_choice = name in options and not isinstance(space, Interval)
-        values = frame[name].map({value: k for k, value in enumerate(choices)}) if is_choice else frame[name]
-        is_ordered_by_factor = isinstance(space, Interval) and space.log
-        values = pd.to_numeric(np.log(values.astype(float)) if is_ordered_by_factor else values).astype(float)
-        low, high = values.min(), values.max()
-        heights[name] = (values - low) / (high - low) if high > low else 0.5
-        ends = (choices[0], choices[-1]) if is_choice else (frame[name].min(), frame[name].max())
-        for height, end, side in zip((0, 1), ends, ("top", "bottom"), strict=True):
-            text = f"{end:.3g}" if isinstance(end, float) else escaped(shortened(str(end)))
-            axis.text(i, height + 0.03 * (2 * height - 1), text, ha="center", va=side, fontsize=8, color=GREY)
-        axis.axvline(i, color=GREY, linewidth=0.8, zorder=0)
-    loss = -sign(search.objectives[0]) * frame[search.objectives[0]]
-    shades = depth_map()(1 - loss.rank(pct=True))
-    for (i, line), colour in zip(heights.iterrows(), shades, strict=True):
-        look = {"linewidth": 2.2 if frame["on_front"][i] else 0.9, "gid": mark_id(f"proposal {frame['proposal'][i]}")}
-        axis.plot(range(len(names)), line, color=colour, **look)
-    texts = [", ".join(assignment(name, row[name]) for name in names) for row in frame.to_dict("records")]
-    of_line = pd.DataFrame(
-        {"group": [f"proposal {n}" for n in frame["proposal"]], "text": texts, "runs": frame["run_id"]}, frame.index
-    )
-    axis.marks = pd.concat([of_line.assign(x=i, y=heights[name]) for i, name in enumerate(names)], ignore_index=True)
+        values = [plain(value) for value in frame[name].tolist()]
+        order = sorted({*values}, key=value_order)
+        heights[i] = [order.index(value) / max(len(order) - 1, 1) for value in values]
+        for height, value, side in ((-0.03, order[0], "top"), (1.03, order[-1], "bottom")):
+            axis.text(i, height, escaped(shortened(readable(value))), ha="center", va=side, fontsize=8, color=GREY)
+    text = [", ".join(assignment(name, row[name]) for name in names) for row in frame.to_dict("records")]
+    group = [f"proposal {n}" for n in frame["proposal"]]
+    shades = depth_map()(1 - (-sign(search.objectives[0]) * frame[search.objectives[0]]).rank(pct=True))
+    for line, name, colour, is_best in zip(heights.to_numpy(), group, shades, frame["on_front"], strict=True):
+        axis.plot(line, color=colour, linewidth=2.2 if is_best else 0.9, gid=mark_id(name))
+    lines = heights.assign(group=group, text=text, runs=frame["run_id"])
+    axis.marks = lines.melt(["group", "text", "runs"], var_name="x", value_name="y")
     axis.set(xlim=(-0.3, len(names) - 0.7), ylim=(-0.12, 1.12), yticks=[])
     axis.set_xticks(range(len(names)), [folded(name.replace("_", " "), 14) for name in names])
     axis.spines[:].set_visible(False)

@@ -115,8 +115,8 @@ def _exp(log: float | None) -> float | None:
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Where no depth has a curve and each
-    budget a depth of its own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has no curve,
-    naming its budgets, without any setting, and for runs of different data or lengths."""
+    budget a depth of its own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has
+    no curve, naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
     refused = defaultdict[str, list[str]](list)
     for n_layers, at_depth in rows.groupby("n_layers"):

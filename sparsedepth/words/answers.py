@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsedepth.quantities import IN_RUNS
 from sparsedepth.words.effects import interval_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
@@ -72,27 +71,24 @@ def depth_line(answer: "Answer") -> Line:
 
 def cost_line(card: "Card") -> Line:
     """Of the recipe, relative to the baseline; and what it is worth in compute, where three budgets were run."""
-    recipe = card.recipe
-    line = Line("At what cost?", "", verdict="counted", figure="pareto")
-    if recipe.effect is None:
-        return line._replace(answer="No setting is recommended, so nothing costs more than the baseline.")
-    costs = {"training FLOPs": recipe.effect.flops, "parameters": recipe.effect.params_total}
-    costs |= {"active parameters": recipe.effect.params_active, "time": recipe.effect.time}
-    known = [f"×{ratio:.3g} {name}" for name, ratio in costs.items() if ratio is not None]
-    names = " and ".join(change.setting for change in recipe.changes)
-    answer = f"{names}: {listed(known)}, relative to the baseline." if known else f"{names}: its costs are not known."
-    worth = recipe.changes[0].compute if len(recipe.changes) == 1 else None
-    if worth is None:
-        return line._replace(answer=answer, basis="the baseline at this depth")
-    multiplier, lo, hi = worth
-    shown = lo is not None and hi is not None and not lo <= 1 <= hi
-    return line._replace(
-        answer=answer,
-        effect=f"worth {multiplier_text(multiplier, lo, hi, ' times the compute')}",
-        verdict=("more" if multiplier > 1 else "less") if shown else "not shown",
-        basis="equal loss, one law over all budgets",
-        figure="isoflop",
+    cost, changes = card.recipe.effect, card.recipe.changes
+    line = Line(
+        "At what cost?", "No setting is recommended: nothing more than the baseline.", "", "counted", "", "pareto"
     )
+    if cost is None:
+        return line
+    costs = {"training FLOPs": cost.flops, "parameters": cost.params_total}
+    costs |= {"active parameters": cost.params_active, "time": cost.time}
+    known = [f"×{ratio:.3g} {name}" for name, ratio in costs.items() if ratio is not None] or ["not known"]
+    line = line._replace(
+        answer=f"{listed([each.setting for each in changes])}: {listed(known)}, relative to the baseline."
+    )
+    if len(changes) > 1 or changes[0].compute is None:
+        return line
+    _, lo, hi = changes[0].compute
+    effect = f"worth {multiplier_text(*changes[0].compute, ' times the compute')}"
+    verdict = "not shown" if lo is None or hi is None or lo <= 1 <= hi else "shown"
+    return line._replace(effect=effect, verdict=verdict, basis="equal loss, one law over all budgets")
 
 
 def _rows(answer: "Answer") -> list[dict[str, Any]]:
@@ -102,29 +98,26 @@ def _rows(answer: "Answer") -> list[dict[str, Any]]:
 
 
 def _verdict_text(row: Mapping[str, Any]) -> str:
-    p = row.get("p_adjusted")
-    return row["verdict"] if p is None else f"{row['verdict']}, adjusted p {p:.2g}"
+    return row["verdict"] + ("" if row.get("p_adjusted") is None else f", adjusted p {row['p_adjusted']:.2g}")
 
 
 def _basis_text(row: Mapping[str, Any]) -> str:
     """'equal tokens, at equal lr, 6 seeds'"""
-    name = row.get("basis")
-    basis = {None: "", "none": "no cost in common", "flops": "equal FLOPs"}.get(name, f"equal {name}")
-    at = row.get("at") or ""
-    at = {"": "", "own lr": "each at its own lr"}.get(at, f"at {at}")
-    seeds = counted(int(row["seeds"]), "seed") if row.get("seeds") else ""
-    return ", ".join(filter(None, (basis, at, seeds)))
+    basis, at, seeds = row.get("basis"), row.get("at"), row.get("seeds")
+    basis = {"none": "no cost in common", "flops": "equal FLOPs"}.get(str(basis), f"equal {basis}")
+    at = {"own lr": "each at its own lr"}.get(str(at), f"at {at}")
+    texts = (basis * bool(row.get("basis")), at * bool(row.get("at")), counted(int(seeds or 0), "seed") * bool(seeds))
+    return ", ".join(filter(None, texts))
 
 
 def search_line(ranking: "Ranking") -> Line:
     """The best proposal by one objective of a search."""
     row = ranking.table.records()[0]
-    value = row[ranking.by]
-    shown = "no value" if value is None else f"{value:.4g}"
-    at = dict.fromkeys((f"n_layers={ranking.knobs[0]['n_layers']}", ranking.settings[0]))
+    value = "no value" if row[ranking.by] is None else f"{row[ranking.by]:.4g}"
+    at = ", ".join(dict.fromkeys((f"n_layers={ranking.knobs[0]['n_layers']}", ranking.settings[0])))
     return Line(
         f"Which proposal is best in {ranking.by}?",
-        f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {shown} at {', '.join(at)}.",
+        f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {value} at {at}.",
         effect="" if row.get("lo") is None else f"95% interval {row['lo']:.4g} to {row['hi']:.4g}",
         verdict="not shown: the best of many is optimistic",
         basis=counted(int(row["seeds"]), "seed"),
@@ -133,7 +126,7 @@ def search_line(ranking: "Ranking") -> Line:
 
 
 OF_A_RUN = {
-    "What does it reach?": ("val_loss", "{loss} {value} after {depth}"),
+    "What does it reach?": ("val_loss", "{name} {value} nat/token after {depth}"),
     "How far does the residual variance grow?": ("residual_variance_last", "last layer: {value} after {depth}"),
     "Are its deep layers used?": ("needed_layers", "{value} of {depth} are needed"),
     "At what cost?": ("train_flops", "{value} training FLOPs"),
@@ -145,13 +138,7 @@ def run_line(question: str, run: Mapping[str, Any], loss: str) -> Line:
     """Of a folder with one run alone, or one measured model."""
     name, text = OF_A_RUN[question]
     name = loss if name == "val_loss" else name
-    value, unit = run.get(name), IN_RUNS[name].unit
-    line = Line(question, f"{name} was not measured.", verdict="one run, not compared", figure="layer_profile")
-    if value is None or value != value:
-        return line
+    known = run.get(name) is not None and run[name] == run[name]
     depth = "its layers" if run["n_layers"] is None else counted(int(run["n_layers"]), "layer")
-    shown = f"{value:.4g}{f' {unit}' * (unit not in ('', '1', 'layer', 'FLOP'))}"
-    ends = [run.get(f"{name}_{end}") for end in ("lo", "hi")]
-    known = all(end is not None and end == end for end in ends)
-    effect = f"95% interval {ends[0]:.4g} to {ends[1]:.4g}" if known else ""
-    return line._replace(answer=sentence_of(text.format(loss=loss, value=shown, depth=depth)), effect=effect)
+    answer = text.format(name=name, value=f"{run[name]:.4g}", depth=depth) if known else f"{name} was not measured"
+    return Line(question, sentence_of(answer), verdict="one run, not compared", figure="layer_profile")

@@ -115,7 +115,7 @@ def effect_mark(row: Mapping[str, Any], has_ratios: bool) -> str:
 def parallel_caption(n: int, objective: str) -> str:
     return (
         f"Each line: one of {counted(n, 'proposal')}, darker the better its {objective}; thick: on the front. Each "
-        "axis from its least to its greatest value."
+        "axis has its values in order, in even steps."
     )
 
 
