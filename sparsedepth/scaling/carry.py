@@ -71,21 +71,22 @@ def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carri
         raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
     knobs = [name for name in varying if name not in sizes]
     found = []
-    for key, of_setting in runs.groupby(texts[knobs].agg(", ".join, axis=1) if knobs else np.zeros(len(runs))):
+    for _, of_setting in runs.groupby([texts[name] for name in knobs] or np.zeros(len(runs))):
         home = _losses(of_setting[is_home[of_setting.index]], loss)
         shapes = texts.loc[of_setting[~is_home[of_setting.index]].index, sizes]
-        others = {
-            ", ".join(assignment(*each) for each in texts.loc[rows.index[0], shown].items() if each[0] in shown):
-                _losses(rows, loss)
-            for _, rows in of_setting.loc[shapes.index].groupby([shapes[name] for name in sizes])
-        }  # fmt: skip
+        of_shape = of_setting.loc[shapes.index].groupby([shapes[name] for name in sizes])
+        others = {_label(texts, rows, shown): _losses(rows, loss) for _, rows in of_shape}
         others = {shape: losses for shape, losses in others.items() if losses.shape[1] > 1}
         if home.shape[1] > 1 and others:
-            setting = ", ".join(assignment(*each) for each in zip(knobs, str(key).split(", "), strict=bool(knobs)))
-            found.append(_carried(setting or "all runs", home, others))
+            found.append(_carried(_label(texts, of_setting, knobs) or "all runs", home, others))
     if not found:
         raise ValueError("these runs lack several lr at that shape and at another; run a sweep with `tune` and no `at`")
     return found
+
+
+def _label(texts: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str:
+    """'n_layers=24, d_model=64', of runs that agree in these fields."""
+    return ", ".join(assignment(name, str(texts.at[rows.index[0], name])) for name in names)
 
 
 def _losses(rows: pd.DataFrame, loss: str) -> pd.DataFrame:

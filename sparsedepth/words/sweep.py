@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
 from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,5 +112,12 @@ def probe_text(probe: "Probe", results: "Path", python: str) -> str:
 
 def run_text(values: Mapping[str, Any]) -> str:
     """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0'."""
-    texts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
+    texts = (
+        f"{name}={value:.4g}"
+        if isinstance(value, float)
+        else f"{name}={value}"
+        if value is None
+        else assignment(name, value)
+        for name, value in values.items()
+    )
     return visible(" ".join(texts))

@@ -55,6 +55,8 @@ def assignment(name: str, value: Any) -> str:
         return f"{name} unset"
     if isinstance(value, float):
         value = int(value) if value.is_integer() else f"{value:.6g}"
+    if isinstance(value, tuple):
+        value = json.dumps(value)
     if isinstance(value, str) and value.startswith("[["):  # a mapping, as its column has it
         value = f"{{{', '.join(f'{key}: {number:g}' for key, number in json.loads(value))}}}"
     return f"{name}={value}"

@@ -76,6 +76,15 @@ def test_a_shape_where_the_carried_lr_diverged_has_no_regret_but_is_told():
     assert carried.regret.mean == np.inf
 
 
+def test_a_setting_may_be_a_mapping():
+    found = runs(lambda _, depth, lr, seed: 2 + abs(lr - 0.002), rules=("standard", "completep"), depths=(2, 8))
+    found["lr_of"] = np.where(found["parametrisation"] == "standard", "[]", '[["embed", 2.0], ["head", 3.0]]')
+    (one, other) = carry_of(found, "val_loss", {"n_layers": 2})
+    assert {one.setting, other.setting} == {
+        "parametrisation=standard, lr_of=[]", "parametrisation=completep, lr_of={embed: 2, head: 3}",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("at", "told"),
     [
