@@ -60,6 +60,7 @@ ZOO: dict[str, dict] = {
     "sources": {"attention_residuals": 2},
     "streams": {"n_streams": 3},
     "manifold": {"n_streams": 2, "stream_mixing": "manifold"},
+    "skips": {"stream_skips": True, "n_layers": 5},
     "loops": {"n_layers": 2, "loops": 2},
     "gated": {"gated_attention": "channel"},
     "gated_heads": {"gated_attention": "head"},

@@ -54,7 +54,9 @@ RECORDS = "all that act nowhere"
 def runs(field: str) -> tuple[RunConfig, RunConfig]:
     """Two that differ in a field, or in all that act nowhere."""
     if field != RECORDS:
-        return pair(field, SMALL | ({"n_layers": 4} if field == "mix_frac" else {}), VALUES.get(field))
+        return pair(
+            field, SMALL | ({"n_layers": 4} if field in ("mix_frac", "stream_skips") else {}), VALUES.get(field)
+        )
     inert = [name for name, role in ROLES.items() if role.acts == frozenset()]
     return RunConfig(**SMALL), RunConfig(**SMALL, **{name: OTHER[name] for name in inert if name not in SMALL})
 

@@ -86,6 +86,7 @@ def _vectors(config: ModelConfig) -> int:
     qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
     outside = 2 if config.norm == "peri" else 1  # the final norm, and that of the embedding
     scalars = n_layers * (2 * config.residual_scalars + config.gpas) + 2 * (n_layers - 1) * config.value_residual
+    scalars += n_layers // 2 * config.stream_skips
     scalars += 2 * n_layers * _of_streams(config).params
     if config.attention_residuals:
         scalars += (2 * n_layers + 1) * 2 * d_model  # a query and a norm of each branch and the head

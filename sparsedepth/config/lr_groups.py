@@ -27,6 +27,7 @@ GROUPS: Mapping[str, Group] = {
     "residual_scalars": Group(r"\.stream_scalar$", lambda c: c.residual_scalars),
     "first_scalars": Group(r"\.first_scalar$", lambda c: c.residual_scalars),
     "value_residual": Group(r"value_scalar$", lambda c: c.value_residual),
+    "stream_skips": Group(r"\.skip_scalar$", lambda c: c.stream_skips),
     "gpas": Group(r"\.gpas_scalar$", lambda c: c.gpas),
     "residual_gate": Group(r"\.(attention|ffn)_gate$", lambda c: c.residual_gate != "none"),
     "attention_residuals": Group(r"\.query_scalar$", lambda c: c.attention_residuals),

@@ -127,6 +127,9 @@ class ModelConfig(Section):
         "one"
     )
     """where a_l and b_l start: at 1 and 0; falling (nanochat): at 1.15 and .2 in block 1, down to 1.05 and .05"""
+    stream_skips: Annotated[bool, replace(STREAM, fused=ANY)] = False
+    """block l of the second half reads x + c_l x_(n_layers + 1 - l): skips from the first half, nested, with learned
+    numbers that start at 1 (modded-nanogpt)"""
     gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
     attention_residuals: Annotated[int, Field(ge=0), WHOLE, STREAM] = 0
@@ -273,8 +276,8 @@ class ModelConfig(Section):
 
     @property
     def reads_stream_start(self) -> bool:
-        """Whether blocks also read x_0, or block 1's values."""
-        return self.residual_scalars or self.value_residual
+        """Whether blocks also read x_0, block 1's values, or states of the first half."""
+        return self.residual_scalars or self.value_residual or self.stream_skips
 
     @property
     def drops(self) -> bool:
@@ -342,6 +345,9 @@ OF_STREAM = (
      "gpas with residual_gate='admin' weighs the stream twice; choose one of them"),
     (lambda c: c.value_residual and c.n_layers == c.loops,
      "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} with loops={c.loops} has none"),
+    (lambda c: c.stream_skips and (c.n_layers < 3 or c.loops > 1 or c.residual_gate == "admin"),
+     "stream_skips joins blocks of two halves, each with its own weights, and n_layers={c.n_layers}, loops={c.loops}, "
+     "residual_gate={c.residual_gate!r} has none, or weighs the stream itself; use 3 layers or more, and neither"),
     (lambda c: c.n_layers % c.loops,
      "loops={c.loops} does not divide n_layers={c.n_layers}, which counts every pass; use n_layers = blocks x loops"),
     (lambda c: c.loops > 1 and (c.n_dense_layers or c.residual_gate == "admin" or c.attention_residuals),
@@ -370,6 +376,7 @@ ONE_STREAM: Mapping[str, Callable[[ModelConfig], object]] = {
     "depth_scale": lambda c: c.depth_scale == "after_residual",
     "residual_scalars": lambda c: c.residual_scalars,
     "gpas": lambda c: c.gpas,
+    "stream_skips": lambda c: c.stream_skips,
 }
 WITH_STREAMS = tuple(
     (applies,
@@ -389,6 +396,7 @@ UNRULED: Mapping[str, tuple[Callable[[ModelConfig], object], str]] = {
     "norm": (lambda c: c.n_post_layers > 0, "its rules are of blocks that add to the stream"),
     "attention_residuals": (lambda c: c.attention_residuals > 0, "it has no rule for what attends over sources"),
     "n_streams": (lambda c: c.n_streams > 1, "it has no rule for what mixes streams"),
+    "stream_skips": (lambda c: c.stream_skips, "it has no rule for skips between blocks"),
     "loops": (lambda c: c.loops > 1 and c.parametrisation == "completep", "its rules are of layers with own weights"),
     "init": (lambda c: c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
 }

@@ -100,7 +100,7 @@ class TrainConfig(Section):
     """multiples of lr of groups of parameters, such as {residual_scalars: 0.01, embed: 2}; a group's weights decay by
     its own lr, and a parametrisation's factor multiplies it. Groups: embed, head, norms, attention, ffn, router, and by
     field residual_scalars (of the stream), first_scalars (of x_0), value_residual, gpas, residual_gate,
-    attention_residuals, n_streams"""
+    attention_residuals, n_streams, stream_skips"""
     optimizer: Annotated[Literal["adamw", "muon"], CHANGES_STEP.acting("optimizer")] = "adamw"
     """muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's are (rms 0.2), so
     that lr and weight_decay mean the same; AdamW for all else"""

@@ -70,6 +70,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
      "attention_residuals={c.attention_residuals}: all architectures sum their branches"),
     (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
     (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no architecture has several residual streams"),
+    (lambda c: c.stream_skips, "stream_skips=True: in no architecture blocks read those of the first half"),
     (lambda c: c.loops > 1, "loops={c.loops}: no architecture runs a block again; copies of it would train apart"),
     (lambda c: c.gated_attention != "none",
      "gated_attention={c.gated_attention!r}: only Qwen3-Next has it, whose other layers are linear attention"),

@@ -41,6 +41,8 @@ class Context:
         self.first_BTD = first_BTD
         self.value_BGTK = value_BGTK
         """x_0, for blocks that read it, and v_1; with `value_residual` set by block 1"""
+        self.states_BTD: dict[int, Tensor] = {}
+        """x_l of the first half, for `stream_skips`; set by the blocks"""
         self._unlimited: Context | None = None
         self._shared: dict[Callable[..., Tensor], Tensor] = {}
 
@@ -66,7 +68,9 @@ class Context:
         """For several copies of the batch, one after the other."""
         parts = (self.document_BT, self.first_BTD, self.value_BGTK)
         repeated = (None if x is None else x.repeat(copies, *[1] * (x.ndim - 1)) for x in parts)
-        return Context(self.rotary, *repeated, window=self.window)
+        context = Context(self.rotary, *repeated, window=self.window)
+        context.states_BTD = {layer: x_BTD.repeat(copies, 1, 1) for layer, x_BTD in self.states_BTD.items()}
+        return context
 
 
 def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

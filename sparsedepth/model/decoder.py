@@ -95,6 +95,9 @@ class Decoder(nn.Module):
             block = self.blocks[0]
             input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
             context.value_BGTK = block.attention.values(input_BTD)
+        if self.config.stream_skips and not in_order:
+            for block in self.blocks[: self.config.n_layers // 2 + 1]:
+                x_BTD = block(x_BTD, context)
         return context
 
     def hidden(self, tokens_BT: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:

@@ -51,6 +51,7 @@ VECTORS = {
     "stream_scalar": 1.0,
     "first_scalar": 0.0,
     "gpas_scalar": 0.0,
+    "skip_scalar": 1.0,
     "query_scalar": 0.0,
     "value_scalar": 0.5,
     "first_value_scalar": 0.5,

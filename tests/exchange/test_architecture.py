@@ -109,6 +109,7 @@ REFUSALS = [
     ({"attention_residuals": 2}, "attention_residuals=2"),
     ({"value_residual": True}, "value_residual=True"),
     ({"n_streams": 2}, "n_streams=2"),
+    ({"n_layers": 4, "stream_skips": True}, "stream_skips=True"),
     ({"n_layers": 4, "loops": 2}, "loops=2"),
     ({"gated_attention": "head"}, "gated_attention='head'"),
     ({"sliding_window": 3, "window_pattern": "SL"}, "window_pattern='SL'"),

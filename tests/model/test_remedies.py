@@ -134,6 +134,8 @@ def test_rows_and_columns_of_a_mixing_sum_to_one(n):
         ({"n_streams": 2, "gpas": True}, r"n_streams=2 with gpas=True"),
         ({"n_streams": 2, "parametrisation": "mup"}, r"n_streams=2.*no rule"),
         ({"n_streams": 2, "attention_residuals": 4}, r"attention_residuals=4 with n_streams=2"),
+        ({"n_layers": 2, "stream_skips": True}, r"stream_skips joins blocks of two halves"),
+        ({"n_streams": 2, "stream_skips": True}, r"n_streams=2 with stream_skips=True"),
         ({"stream_mixing": "manifold"}, r"stream_mixing='manifold' has no meaning with n_streams=1"),
         ({"window_pattern": "SSSL"}, r"window_pattern='SSSL' has no meaning without sliding_window"),
         ({"loops": 2, "sliding_window": 3, "window_pattern": "SL"}, r"window_pattern='SL' with loops=2"),
@@ -147,3 +149,19 @@ def test_what_does_not_go_together_is_refused(fields, told):
 def test_shared_weights_are_not_sharded():
     with pytest.raises(ValueError, match=r"loops=2 shares weights.*parallel='ddp'"):
         check_parallel(RunConfig(loops=2), "fsdp")
+
+
+def test_skips_are_nested_and_an_intervention_leaves_what_was_kept():
+    """5 layers whose branches add nothing: block 4 adds c x_2 and block 5 adds c x_1, so with c = 1 the stream is x_0 up
+    to block 3, then 2 x_0 and 3 x_0. Without block 4 it is 2 x_0."""
+    model = Decoder(config(n_layers=5, stream_skips=True, init="zero_outputs"))
+    probed = ProbedDecoder(model)
+    with torch.no_grad():
+        states = [*stream(probed, TOKENS)]
+        for state, times in zip(states, (1, 1, 1, 1, 2, 3), strict=True):
+            torch.testing.assert_close(state, times * states[0])
+        torch.testing.assert_close(model.hidden(TOKENS), states[-1])
+        (last,) = [step.after[0] for step in run_forks(probed, states, [{4: None}]) if step.layer == 5]
+        torch.testing.assert_close(last, 2 * states[0])
+        (last,) = [step.after[0] for step in run_forks(probed, states, [{1: lambda x: 5 * x}]) if step.layer == 5]
+        torch.testing.assert_close(last, 7 * states[0])

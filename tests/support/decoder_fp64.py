@@ -27,6 +27,8 @@ def states(model: Decoder, tokens_T: list) -> list[np.ndarray]:
         prefix = f"blocks.{(layer - 1) % (config.n_layers // config.loops)}."
         block = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
         for part in ("attention", "ffn"):
+            if part == "attention" and config.stream_skips and config.n_layers + 1 - layer < layer:
+                x_TD = x_TD + block["skip_scalar"] * found[config.n_layers + 1 - layer]
             if part == "attention" and config.residual_scalars:
                 x_TD = block["stream_scalar"] * x_TD + block["first_scalar"] * first[0]
             x_TD = _branch(config, block, layer, part, x_TD, tokens_T, first[1])

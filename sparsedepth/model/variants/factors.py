@@ -6,6 +6,7 @@
                        skipinit: x + g F with a number g, initially 0                       (2002.10444)
                        admin: N(w x + F x) with a vector w for each branch                  (2004.08249)
     residual_scalars   a_l x + b_l x_0 is read by block l; a and b start at 1 and 0    (nanochat; modded-nanogpt)
+    stream_skips       x + c_l x_(L + 1 - l) is read by block l > L / 2; c_l starts at 1          (modded-nanogpt)
     gpas               x - silu(p_l) x after each sum; p_l starts at 0                      (2506.22049)
 
 LNS proper, s on the output of every norm of the block, is in `Block.normed`. The norms of the
@@ -130,6 +131,26 @@ class ResidualScalars(Block):
     def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
         assert context.first_BTD is not None
         return times(x_BTD, self.stream_scalar) + times(context.first_BTD, self.first_scalar)
+
+
+class StreamSkips(Block):
+    """Skips from the first half: x_i is what block i + 1 reads, kept by the first pass over the tokens. Skipping,
+    swapping or replacing a block does not change it."""
+
+    is_sum = False
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__(config, layer)
+        self.source = config.n_layers + 1 - layer
+        if self.source < layer:
+            self.skip_scalar = nn.Parameter(torch.empty(1))
+
+    def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
+        if self.source < self.layer:
+            x_BTD = x_BTD + times(context.states_BTD.get(self.source, x_BTD), self.skip_scalar)
+        elif self.layer > 1:
+            context.states_BTD.setdefault(self.layer - 1, x_BTD)
+        return super().mix_with_start(x_BTD, context)
 
 
 class Gpas(Block):

@@ -17,6 +17,7 @@ VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
     (SourcesBlock, lambda c, layer: c.attention_residuals > 0),
     (StreamsBlock, lambda c, layer: c.n_streams > 1),
     (factors.Gpas, lambda c, layer: c.gpas),
+    (factors.StreamSkips, lambda c, layer: c.stream_skips),
     (factors.ResidualScalars, lambda c, layer: c.residual_scalars),
     (factors.CompleteP, lambda c, layer: c.depth_multiplier != 1),
     (factors.AfterBranch, lambda c, layer: c.depth_scale in ("after_branch", "after_attention", "after_ffn")),
