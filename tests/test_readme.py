@@ -66,6 +66,8 @@ def broken_links(page: Path) -> list[str]:
     broken = []
     for target in LINK.findall(page.read_text()):
         path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
         aim = page.parent / path if path else page
         if not aim.exists() or (anchor and anchor not in anchors(aim)):
             broken.append(target)
