@@ -198,7 +198,8 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[Page
     for folder in folders:
         if (folder / "work").is_dir() or is_pack(folder):
             states = scan(folder, next(iter(definitions_of([folder])), None))
-            causes.update((run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED)
+            reasons = [(run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED]
+            causes.update((state, why.partition(":")[0] if state == "pruned" else why) for state, why in reasons)
     rows = ((n, state, cause) for (state, cause), n in causes.most_common())
     return table_of({"runs": "", "state": "", "cause": ""}, rows), causes.total()
 
