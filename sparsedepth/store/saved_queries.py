@@ -18,6 +18,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Progress, Settings, only_tuning, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
+from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
 from sparsedepth.words.plain_text import did_you_mean
 
@@ -135,6 +136,17 @@ QUESTIONS: dict[str, SavedQuery] = {
 }
 
 
+_POINTS = f"FROM runs WHERE origin = '{WATCHED}'"
+QUESTIONS["trainings"] = SavedQuery(
+    asks="at equal tokens, how much depth does each training of others use, at the points that all have?",
+    none="no training was measured at points with tokens (measure --revisions)",
+    optional=("residual_variance_last", "usefulness_loss_increase", "steps", "seed"),
+    explains="One run each: `effects` compares settings of several seeds a side.",
+    sql="SELECT tokens_trained, steps, seed, val_loss, needed_layers, usefulness_loss_increase, causal_score,"
+    f" residual_variance_last, cluster AS training {_POINTS} AND tokens_trained IN (SELECT tokens_trained {_POINTS}"
+    f" GROUP BY ALL HAVING count(DISTINCT cluster) = (SELECT count(DISTINCT cluster) {_POINTS}))"
+    " ORDER BY tokens_trained, cluster",
+)
 QUESTIONS["models"] = SavedQuery(
     asks="how much of its depth does each measured model use?",
     none="no model was measured (sparsedepth measure --models)",

@@ -94,6 +94,8 @@ def test_every_answer_is_true_in_every_state(tmp_path, say):
             names = saved_queries.QUESTIONS if n > N_TUNING else saved_queries.sentences()
             answers = {name: " ".join(answer_text(saved_queries.answered(store, name)).split()) for name in names}
         assert "every run trained to the end" in answers.pop("diverged")
+        assert "none: no model was measured" in answers.pop("models")
+        assert "none: no training was measured" in answers.pop("trainings")
         lr_curves = answers.pop("lr_curves")
         assert ("no configuration was run at two values of lr" if n == 1 else "n_experts=4") in lr_curves
         if n <= N_TUNING:
@@ -124,7 +126,8 @@ def test_every_figure_is_drawn_or_says_why_not_in_every_state(tmp_path, n):
     assert set(drawings["learning_rate"].data["setting"]) == labels
     if n < N_TUNING:
         assert {*drawings} <= {*OF_TUNING}
-        for name in {*left_out} - {*OF_A_SEARCH}:
+        assert "no measured model has needed layers" in left_out["models"]
+        for name in {*left_out} - {*OF_A_SEARCH, "models"}:
             assert f"only tuning runs are complete so far ({n} of {N_TUNING})" in left_out[name]
 
 

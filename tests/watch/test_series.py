@@ -189,7 +189,7 @@ def test_what_is_no_series_is_a_row_or_one_line(run, ids, tmp_path, command, cap
     capsys.readouterr()
     for words, told in (
         (("-o", tmp_path / "x", "--revisions", "nothing-*"), "fits; it has checkpoint-2"),
-        (("--revisions", "*"), "--revisions needs -o DIR"),
+        (("--revisions", "*"), "several models need -o DIR"),
         (("--keep", 0), "--keep is for several checkpoints; add --revisions"),
         (("-o", tmp_path / "x", "--revisions", "*", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
     ):
@@ -213,3 +213,13 @@ def test_text_is_read_in_one_tokenizer(run, tmp_path):
     assert rows[1]["causal_score"]
     with sd.open_store(tmp_path / "out") as store:
         assert store.sql("select text, measure_tokens from runs").rows == ((str(text), 128),)
+
+
+def test_two_trainings_side_by_side_at_equal_tokens(run, ids, tmp_path, command):
+    for name, wanted in (("a", "checkpoint-0,checkpoint-2,checkpoint-10"), ("b", "checkpoint-2,checkpoint-40")):
+        series(run, ids, tmp_path / "out", wanted, name=name, tokens_per_step=64)
+    rows = sd.ask(tmp_path / "out", "trainings").records()
+    assert [(row["tokens_trained"], row["training"]) for row in rows] == [(128, "a"), (128, "b")]
+    assert "One run each" in command("query", tmp_path / "out", "--ask", "trainings")[0]
+    history = sd.plot(tmp_path / "out", figure="history").drawings["history"].data
+    assert {*history["setting"]} == {"baseline, a", "baseline, b"} and set(history["n_seeds"]) == {1}
