@@ -141,15 +141,10 @@ def depth(
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         shapes = shapes_answer(store)
-        try:
-            found = crossovers(budget_cells(store))
-        except ValueError:
-            if shapes is None:
-                raise
-            found = []
-    known = [one for one in found if one.verdict != "not known"] if shapes else found
-    lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if known else [])]
-    table = shapes.table if shapes and not known else crossover_table(found)
+        is_alone = shapes is not None and not shapes.has_seeds  # depths are judged by seeds
+        found = [] if is_alone else crossovers(budget_cells(store))
+    lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else [])]
+    table = shapes.table if shapes and is_alone else crossover_table(found)
     write(wrapped(lines).encode() if format == "table" else encode(table, format), out)
 
 

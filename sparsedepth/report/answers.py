@@ -68,20 +68,22 @@ def answer(store: Store, name: str) -> Answer:
         raise ValueError(reason)
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
-    runs = _read(store)
-    found = ANSWERS[name](cells_of(runs, loss_of(runs)))
-    if name == "depth" and (shapes := shapes_answer(store)) is not None:
-        found = _with_shapes(found, shapes)
+    shapes = shapes_answer(store) if name == "depth" else None
+    if shapes is not None and shapes.law is not None and not shapes.has_seeds:  # depths are judged by seeds
+        found = _of_shapes(shapes)
+    else:
+        runs = _read(store)
+        found = ANSWERS[name](cells_of(runs, loss_of(runs)))
+        if shapes is not None:
+            found = replace(found, notes=(*found.notes, *shapes_lines(shapes)))
     told = sentence_of(pending_text(pending(store)))
     return replace(found, sentence=f"{found.sentence.removesuffix('.')}. {told}") if told else found
 
 
-def _with_shapes(found: Answer, shapes: ShapesAnswer) -> Answer:
-    """With what a ladder of shapes says of depth per width; that alone where no two depths were judged."""
-    head, *lines = shapes_lines(shapes)
-    if shapes.law is None or any(one.verdict in YES_OR_NO for one in found.judged):
-        return replace(found, notes=(*found.notes, head, *lines))
-    return Answer(sentence=f"{lines[0]}.", notes=(head, *lines[1:]), table=shapes.table, rows=shapes.table)
+def _of_shapes(shapes: ShapesAnswer) -> Answer:
+    """What a ladder of shapes says of depth per width."""
+    head, first, *lines = shapes_lines(shapes)
+    return Answer(sentence=f"{first}.", notes=(head, *lines), table=shapes.table, rows=shapes.table)
 
 
 def _read(store: Store) -> pd.DataFrame:

@@ -31,6 +31,8 @@ STARTS = (0.5, 0.85)
 """Of E, as shares of the lowest loss."""
 EXPONENTS = (0.3,)
 MIN_ASPECTS = 4
+FAR = 1.0
+"""Doublings."""
 CLEARLY = 4.0
 """A form whose weight is less than 1 / e^CLEARLY of the other's is left out."""
 
@@ -43,7 +45,7 @@ class Best(NamedTuple):
     """None without a curvature."""
     lo: float | None
     hi: float | None
-    """None where the runs do not bound it."""
+    """None where the runs do not bound it, or at more than FAR beyond those run."""
     is_within: bool
     """Whether the estimate lies between the aspects that were run."""
 
@@ -105,6 +107,8 @@ class AspectLaw:
             lo = hi = None
             if all(ends) and self.has_optimum:
                 lo, hi = min(end[0] for end in ends if end), max(end[1] for end in ends if end)
+                lo = None if lo < aspects.min() - FAR else lo
+                hi = None if hi > aspects.max() + FAR else hi
             found.append(Best(C, estimate if self.main.theta_P[5] > 0 else None, lo, hi, is_within))
         return found
 

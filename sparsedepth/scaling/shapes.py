@@ -42,6 +42,8 @@ class ShapesAnswer:
     """Runs of other settings."""
     is_counted: bool = True
     """Whether FLOPs are the runs' own; else they are 6 x parameters x tokens."""
+    has_seeds: bool = False
+    """Whether a shape was run twice."""
     n_optima: int = 0
     """Points that are a fitted optimum of lr and batch."""
 
@@ -58,7 +60,10 @@ class ShapesAnswer:
 
 def shapes_answer(store: Store) -> ShapesAnswer | None:
     """None where fewer than MIN_SHAPES shapes of several widths and depths were run."""
-    others = [name for name in CELL_FIELDS if name not in (*SIZE_FIELDS, *GRIDS)]
+    tuned = {
+        name for (names,) in store.sql("SELECT DISTINCT tuned_fields FROM runs").rows for name in (names or "").split()
+    }
+    others = [name for name in CELL_FIELDS if name not in {*SIZE_FIELDS, *GRIDS, *tuned}]
     runs = store.frame(
         "SELECT n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops IS NOT "
         "NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * tokens_trained) AS "
@@ -71,11 +76,13 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
         return None
     most = runs.groupby("setting").agg(n=("loss", "size"), first=("loss", "idxmin")).sort_values("n").index[-1]
     own = runs[runs["setting"] == most]
+    own = own.sort_values("loss") if tuned else own  # the lowest of values that are no grid here
     points = pd.DataFrame([*(_point(cell) for _, cell in own.groupby(["n_layers", "d_model", "tokens"]))])
     answer = ShapesAnswer(
         n_left_out=len(runs) - len(own),
         is_counted=bool(own["is_counted"].all()),
         n_optima=int(points["is_optimum"].sum()),
+        has_seeds=bool(own.drop(columns=["loss", "setting"]).duplicated().any()) and not tuned - {*GRIDS},
     )
     try:
         law = aspect_law(points)
@@ -89,9 +96,10 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
 
 def _point(cell: pd.DataFrame) -> dict[str, float | str | bool]:
     """One shape at one number of tokens."""
-    first = cell.iloc[0]
-    grid = cell.groupby([*GRIDS], dropna=False)["loss"].mean().reset_index()
-    lowest = _lowest(grid) if len(grid) > 1 else None
+    first, lowest, grid = cell.iloc[0], None, cell
+    if len(cell) > 1:
+        grid = cell.groupby([*GRIDS], dropna=False)["loss"].mean().reset_index()
+        lowest = _lowest(grid)
     return {
         "n_layers": first["n_layers"], "d_model": first["d_model"], "tokens": first["tokens"], "flops": first["flops"],
         "loss": float(grid["loss"].min()) if lowest is None else lowest, "is_optimum": lowest is not None,

@@ -226,7 +226,7 @@ def shapes_lines(found: "ShapesAnswer") -> list[str]:
         if law.moves
         else f"a move with the budget is not shown (p {law.p_move:.2g})"
     )
-    bounded = [one for one in found.best if one.lo is not None]
+    bounded = [one for one in found.best if (one.lo, one.hi) != (None, None)]
     best = [f"{_aspect_text(one)} at {flops_text(one.flops)} FLOPs" for one in bounded]
     return [
         "; ".join(filter(None, [head, *notes])),
@@ -239,9 +239,11 @@ def shapes_lines(found: "ShapesAnswer") -> list[str]:
 
 
 def _aspect_text(one: "Best") -> str:
-    assert one.estimate is not None and one.lo is not None and one.hi is not None
+    assert one.estimate is not None
+    lo, hi = (None if end is None else f"{2**end:.3g}" for end in (one.lo, one.hi))
+    ends = f"{lo} to {hi}" if lo and hi else f"{lo} or more" if lo else f"{hi} or less"
     beyond = "" if one.is_within else ", beyond those run"
-    return f"{2**one.estimate:.3g} ({2**one.lo:.3g} to {2**one.hi:.3g}{beyond})"
+    return f"{2**one.estimate:.3g} ({ends}{beyond})"
 
 
 def _doubling_text(one: "Doubling") -> str:
