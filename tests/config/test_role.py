@@ -35,7 +35,8 @@ OTHER |= {
     "optimizer": "muon", "activation": "relu2", "residual_scalars": True, "scalars_start": "falling",
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
     "parametrisation": "mup", "base_width": 16, "base_depth": 3, "gpas": True, "attention_residuals": 8,
-    "n_streams": 2, "stream_mixing": "manifold", "loops": 2, "stream_skips": True, "gated_attention": "channel", "window_pattern": "SL",
+    "n_streams": 2, "stream_mixing": "manifold", "loops": 2, "stream_skips": True, "gated_attention": "channel",
+    "window_pattern": "SL",
     "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192, "lr_of": {"embed": 0.25, "attention": 3.0},
 }  # fmt: skip
 """Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""

@@ -80,7 +80,7 @@ def test_the_blocks_parts_are_what_the_block_does(name):
     on_the_stream |= config.residual_scalars or config.gpas or config.n_streams > 1 or config.stream_skips
     with probing(probed):
         x_BTD = probed.embed(tokens)
-        for layer in (1, 2):
+        for layer in range(1, config.n_layers + 1):
             after_BTD, branches = probed.block(layer, x_BTD), probed.branches(layer, x_BTD)
             assert (branches is None) == (on_the_stream or (config.norm == "mix" and layer == 1))
             if branches is not None:

@@ -152,8 +152,8 @@ def test_shared_weights_are_not_sharded():
 
 
 def test_skips_are_nested_and_an_intervention_leaves_what_was_kept():
-    """5 layers whose branches add nothing: block 4 adds c x_2 and block 5 adds c x_1, so with c = 1 the stream is x_0 up
-    to block 3, then 2 x_0 and 3 x_0. Without block 4 it is 2 x_0."""
+    """5 layers whose branches add nothing: block 4 adds c x_2 and block 5 adds c x_1, so with c = 1 the stream is x_0
+    up to block 3, then 2 x_0 and 3 x_0. Without block 4 it is 2 x_0."""
     model = Decoder(config(n_layers=5, stream_skips=True, init="zero_outputs"))
     probed = ProbedDecoder(model)
     with torch.no_grad():
