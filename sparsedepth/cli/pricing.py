@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.machine import Machine
 
 
-MOST_READ, MOST_COUNTED = 2**23, 2**20
-"""Tokens of the text for a forecast, so that `plan` answers in seconds."""
+MOST_READ = 2**23
+"""Tokens of the text read for a forecast, so that `plan` answers in seconds."""
 MOST_LEARNED = 10**8
 """Bytes of text from which it learns a tokenizer."""
 
@@ -122,12 +122,11 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
     if runs[0].tokenizer != "byte" and (size > MOST_LEARNED or not is_learned(runs[0].tokenizer)):
         return []
     with TemporaryDirectory() as folder:
-        most = min(runs[0].max_corpus_tokens or MOST_READ, MOST_READ)
-        tokens = runs[0].batch_tokens * (MOST_COUNTED // runs[0].batch_tokens or 1)
-        config = runs[0].model_copy(update={"max_corpus_tokens": most, "train_tokens": tokens})
+        config = runs[0].model_copy(update={"max_corpus_tokens": MOST_READ})
         losses = losses_ahead(open_source(config, Path(folder)), config)
     unigram, bigram = losses["unigram_loss"], losses["bigram_loss"]
-    assert unigram is not None and bigram is not None
+    if unigram is None or bigram is None:  # a batch of more tokens than are counted
+        return []
     return [forecast(run, unigram, bigram) for _, run in sorted({run.n_layers: run for run in runs}.items())]
 
 

@@ -3,7 +3,7 @@
 from sparsedepth.cli.progress import Progress
 from sparsedepth.config.sweep import ad_hoc
 from sparsedepth.sweep.status import RunState
-from sparsedepth.words.progress import complete_text, progress_lines, share_text, time_text
+from sparsedepth.words.progress import complete_text, next_text, progress_lines, share_text, time_text
 
 DEFINITION = ad_hoc({"n_layers": [1, 2]}, 1, {})
 STATES = [
@@ -39,3 +39,14 @@ def test_a_run_that_ends_says_its_objective_or_that_it_diverged():
     diverged = progress(summaries={"a": {"val_loss": None, "outcome": "diverged"}})
     assert ": a, diverged  (" in complete_text(diverged, STATES[0])
     assert ": a  (" in complete_text(progress(summaries={"a": {}}), STATES[0])
+
+
+def test_what_follows_a_sweep_is_its_questions_with_their_commands():
+    lines = next_text("'my results'", is_search=False).splitlines()
+    assert lines[:2] == ["", "next:"] and len({line.index("#") for line in lines[2:]}) == 1
+    assert [line.split("  #")[0].split(maxsplit=1)[1].strip() for line in lines[2:]] == [
+        "recipe 'my results'",
+        "query 'my results' --ask variance",
+        "query 'my results' --ask depth",
+    ]
+    assert "best r --top 3 --again again.yaml" in next_text("r", is_search=True)

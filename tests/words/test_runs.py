@@ -8,7 +8,7 @@ from sparsedepth.store.degeneracy import LayerMetrics
 from sparsedepth.store.setting import Progress
 from sparsedepth.store.subject import Imported
 from sparsedepth.words.degeneracy import layer_metrics_caption
-from sparsedepth.words.differences import data_text, only_tuning_text
+from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.runs import damage_text, import_note, layers_hint, search_text, version_text
 
 
@@ -61,3 +61,8 @@ def test_damaged_runs_are_counted_and_the_first_five_named():
     damaged = [DamagedRun(Path(f"runs/{number:012x}"), "summary.json", "is missing") for number in range(7)]
     assert damage_text(damaged[:1]) == "1 damaged run left out: 000000000000 (summary.json)"
     assert damage_text(damaged).endswith("000000000004 (summary.json) and 2 more") and damage_text([]) == ""
+
+
+def test_how_many_planned_runs_are_pending():
+    assert pending_text(Progress(3, 8)) == "pending: 5 of the 8 planned runs are not complete (sparsedepth status)"
+    assert pending_text(None) == ""
