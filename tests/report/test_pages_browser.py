@@ -3,6 +3,7 @@ JavaScript. With axe-core in `AXE` (npm pack axe-core; the path of its axe.min.j
 
 import json
 import os
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,6 +118,9 @@ POINT = """(() => {
 
 
 def points_of(browser: Browser, figure: str) -> list:
+    """Where its points are in the window, once what is near them has been laid out."""
+    browser.value(POINT.replace("FIGURE", figure))
+    time.sleep(0.5)
     return json.loads(browser.value(POINT.replace("FIGURE", figure)))
 
 
