@@ -36,9 +36,10 @@ def measure_models(
         on = measuring_device(find_device(device))
         loaded = load_model(name, device=on, dtype=entry.dtype, memory=entry.memory and entry.memory * 1e9)
         n_bytes = sum(path.stat().st_size for path in loaded.weights)
-        equal = ledger.equal_to(name, loaded.weights_hash)
+        weights = f"{loaded.weights_hash} {loaded.facts.family}"  # another type makes another model of them
+        equal = ledger.equal_to(name, weights)
         run_id = None if equal else _measure(loaded, file, out, measuring, stopwatch)
-        return {"weights": loaded.weights_hash, "bytes": n_bytes, "equal_to": equal, "run_id": run_id}
+        return {"weights": weights, "bytes": n_bytes, "equal_to": equal, "run_id": run_id}
 
     one_by_one({name: _key(entry) for name, entry in entries.items()}, ledger, work, tell)
     return ledger.table(COLUMNS, {name: {"licence": entry.licence} for name, entry in entries.items()})

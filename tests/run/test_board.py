@@ -120,10 +120,16 @@ def test_models_of_the_hubs_cache_by_name_and_revision(place, tmp_path, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     cached(tmp_path / "hub", "some/model", {"main": place / "gpt2", "old": place / "gpt2", "new": place / "olmoe"})
     shutil.copy(place / "text.txt", tmp_path)
+    saved(tmp_path / "windows", "mistral_window", num_hidden_layers=4)
+    shutil.copytree(tmp_path / "windows", tmp_path / "qwen")  # the same weights, of another type
+    config = json.loads((tmp_path / "windows" / "config.json").read_text())
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     models = [{"name": "some/model"}, *({"name": "some/model", "revision": name} for name in ("old", "new"))]
+    models += [{"name": str(tmp_path / name)} for name in ("windows", "qwen")]
     (tmp_path / "models.yaml").write_text(yaml.safe_dump({**file(tmp_path), "models": models}))
     rows = sd.measure(models=tmp_path / "models.yaml", out=tmp_path / "out", measures="loss", device="cpu").records()
-    assert [row["name"] for row in rows] == ["some/model", "some/model@old", "some/model@new"]
+    assert [row["name"] for row in rows][:3] == ["some/model", "some/model@old", "some/model@new"]
+    assert [row["note"] for row in rows[3:]] == [None, None] and rows[3]["val_loss"] != rows[4]["val_loss"]
     assert rows[1]["note"] == "has the weights of some/model, and is measured there" and rows[2]["val_loss"]
 
 
