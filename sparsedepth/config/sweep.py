@@ -244,7 +244,10 @@ class SweepDefinition(Tuned):
         if scale not in self.scales:
             raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {', '.join(self.scales) or 'none'}")
         values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
-        for key, value in self.scales[scale].model_dump(mode="json", exclude_unset=True).items():
+        changes = self.scales[scale].model_dump(mode="json", exclude_unset=True)
+        if "tune" in changes and "tune_at" not in changes:  # `at` is a part of the `tune` that is replaced
+            values = {key: value for key, value in values.items() if key not in ("tune_at", "carry_regret")}
+        for key, value in changes.items():
             values[key] = {**self.base, **value} if key == "base" else value
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")

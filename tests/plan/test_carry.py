@@ -156,3 +156,10 @@ def test_what_cannot_be_carried_is_refused_with_a_fix(changes, told):
 def test_a_measured_regret_opens_what_has_no_rule():
     base = {name: value for name, value in BASE.items() if name not in ("parametrisation", "base_width", "base_depth")}
     assert Plan(definition(base=base, carry_regret=0.01)).expected == 6 * 2 + 4 * 3
+
+
+def test_a_scale_that_replaces_tune_replaces_its_shape():
+    scales = {"everywhere": {"tune": {"lr": RATES}}, "elsewhere": {"tune": {"at": {"n_layers": 1}, "lr": RATES}}}
+    asked = definition(scales=scales, carry_regret=0.01)
+    assert asked.scaled("everywhere").tune_at == {} and Plan(asked.scaled("everywhere")).expected == 4 * 6 + 4 * 3
+    assert asked.scaled("elsewhere").tune_at == {"n_layers": 1} and asked.scaled("elsewhere").carry_regret == 0.01
