@@ -87,7 +87,7 @@ def test_the_price_says_what_is_saved(tmp_path):
 def test_the_sweep_of_depth_costs_at_most_40_percent_if_tuned_at_its_shallowest():
     """12 layers with 3 lr x 3 seeds in place of 12, 16, 24, 32; then 3 seeds each: (9 x 12 + 3 x 84) / (12 x 84) = 36%,
     but that the embedding and attention are the same share of no depth."""
-    values = read_yaml(Path(__file__).parents[2] / "sweeps" / "depth.yaml")
+    values = read_yaml(Path(__file__).parents[2] / "sparsedepth/examples" / "depth.yaml")
     values["tune"]["at"] = {"n_layers": 12}
     values["base"] |= {"parametrisation": "completep", "base_width": values["base"]["d_model"]}
     carried = build(SweepDefinition, values, "depth.yaml")
