@@ -21,7 +21,7 @@ from sparsedepth.words.schema import type_text
 Kind = Literal["sweep", "run", "import", "models"]
 
 
-def template(kind: Kind, file: str) -> str:
+def template(kind: str, file: str) -> str:
     """The template of a kind, with the commands that use it under this file name."""
     text = (files("sparsedepth.cli") / "templates" / f"{kind}.yaml").read_text(encoding="utf-8")
     return text.replace("{file}", file)
@@ -43,6 +43,7 @@ def init(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="same as FILE")] = None,
     corpus: Annotated[str | None, typer.Option(help="your text, in place of Python's standard library")] = None,
     like: Annotated[str | None, typer.Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
+    ladder: Annotated[int | None, typer.Option(help="a sweep of so many sizes whose budgets double, by depth")] = None,
 ) -> None:
     """Write a commented template of a sweep, run or import. It runs unchanged in minutes on a laptop."""
     from sparsedepth.data.sequences import check_files
@@ -55,7 +56,13 @@ def init(
         raise ValueError(f"{path} already exists and is not overwritten; give another file name")
     check_parent(path)
     shown = quote(str(path))
-    text = example(kind, like) if like else template(kind, shown)
+    if ladder is not None and (kind != "sweep" or like):
+        raise ValueError(f"--ladder {ladder} is for a sweep of its own; leave out {'--like' if like else kind}")
+    text = example(kind, like) if like else template("ladder" if ladder else kind, shown)
+    if ladder is not None:
+        from sparsedepth.plan.dial import ladder_definition
+
+        text = ladder_definition(text, ladder)
     if corpus is not None:
         check_files(corpus)
         if "corpus: stdlib " not in text:

@@ -1,5 +1,6 @@
 """`sparsedepth init`: every template is valid as it is, and with any one of its commented lines brought in."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -115,3 +116,19 @@ def test_examples_are_whole_files():
     for path in folder.glob("*.yaml"):
         assert "extends" not in yaml.safe_load(path.read_text()), path
     assert len([*folder.glob("*.yaml")]) > 15
+
+
+def test_a_ladder_has_budgets_that_double_by_one_dial(tmp_path, capsys):
+    """8, 9, 10 layers of 4 times the width, 32, 36, 40, in heads of 16, 18 or 20."""
+    init("sweep", tmp_path / "mine.yaml", ladder=4)
+    (sizes,) = yaml.safe_load((tmp_path / "mine.yaml").read_text())["zip"]
+    assert sizes["n_layers"] == [8, 9, 10, 11] and sizes["d_model"] == [32, 36, 40, 44]
+    assert sizes["n_heads"] == [2, 2, 2, 2] and sizes["weight_decay"] == [0.1, 0.079, 0.064, 0.053]
+    runs = Plan(SweepDefinition(**yaml.safe_load((tmp_path / "mine.yaml").read_text()))).runs()
+    flops = sorted({run.flops for run in runs})
+    assert len(runs) == 8
+    for number, (low, high) in enumerate(itertools.pairwise(flops)):
+        assert high / low == pytest.approx(2, rel=2e-3), number
+    for wrong in ({"ladder": 2}, {"ladder": 4, "like": "depth"}):
+        with pytest.raises(ValueError, match="--ladder"):
+            init("sweep", tmp_path / "other.yaml", **wrong)
