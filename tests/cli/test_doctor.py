@@ -27,7 +27,7 @@ from sparsedepth.cli.main import run
 try:
     run()
 finally:
-    slow = {"torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "torchvision"}
+    slow = {"torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "seaborn", "torchvision"}
     print(sorted(slow & set(sys.modules)), file=sys.stderr)
 """
 

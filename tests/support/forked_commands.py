@@ -31,7 +31,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-HEAVY = ("torch._dynamo", "pandas", "pyarrow.parquet", "duckdb", "optuna", "scipy.stats", "scipy.optimize",
+HEAVY = ("torch._dynamo", "pandas", "pyarrow.parquet", "duckdb", "optuna", "seaborn", "scipy.stats", "scipy.optimize",
          "datasets", "transformers", "rich.live")  # fmt: skip
 NOT_HERE = ("sparsedepth.sweep.preload", "sparsedepth.trackers", "sparsedepth.watch.lightning")
 """A process that forks in its own way, and packages that need not be there."""
