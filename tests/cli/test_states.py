@@ -35,7 +35,7 @@ SWEEP = {
 N_TUNING, N_ALL = 12, 20
 OF_TUNING = ("learning_rate", "layer_profile")
 """Figures that also show runs of tuning."""
-OF_A_SEARCH = ("slices",)
+OF_A_SEARCH = ("slices", "parallel")
 
 
 def make(results: Path, config: RunConfig) -> float:
