@@ -175,12 +175,12 @@ def test_a_folder_whose_definition_names_a_field_that_is_gone_is_shown(standing)
     """With one line on it, by what shows the folder; its sweep is refused."""
     results, _ = standing
     definition = results / "sweep.yaml"
-    definition.write_text(definition.read_text().replace("base:", "base:\n  n_streams: 2"))
+    definition.write_text(definition.read_text().replace("base:", "base:\n  n_mirrors: 2"))
     out, err = sparsedepth("status", results)
     assert "1 complete, 0 running, 1 interrupted" in out
-    assert "unknown key 'n_streams'" in err and err.endswith("The folder's runs are read without it\n")
+    assert "unknown key 'n_mirrors'" in err and err.endswith("The folder's runs are read without it\n")
     _, err = sparsedepth("report", results, "-o", results / "report.html")
-    assert err.count("unknown key 'n_streams'") == 1 and (results / "report.html").exists()
+    assert err.count("unknown key 'n_mirrors'") == 1 and (results / "report.html").exists()
     sparsedepth("sweep", definition, "--out", results, code=2)
 
 
