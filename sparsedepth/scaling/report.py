@@ -49,6 +49,10 @@ class Report:
     def log_correlations(self) -> dict[tuple[str, str], float]:
         return log_correlations(self.fit)
 
+    def frame(self) -> pd.DataFrame:
+        """A row for each parameter of the law."""
+        return parameter_table(self).frame()
+
 
 def parameter_table(report: Report) -> QueryResult:
     """One row per parameter; lo and hi are Student's interval from the Jacobian."""

@@ -10,6 +10,8 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 from support.tiny_sweep import sparsedepth
 
+import sparsedepth as sd
+
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
@@ -38,6 +40,12 @@ def test_fit_for_programs(points):
     out, err = sparsedepth("scaling", "fit", points, *options, "--format", "csv")
     assert next(csv.DictReader(io.StringIO(out)))["name"] == "c_m"
     assert "80 points" in err
+
+
+def test_the_law_as_a_frame_has_a_row_for_each_parameter(points):
+    found = sd.scaling(points, bootstrap=0)
+    frame = found.frame().set_index("name")
+    assert frame.loc["E", "value"] == found.fit.parameters["E"].value and set(frame.index) == set(found.fit.parameters)
 
 
 def test_scaling_plot_writes_a_figure_and_its_data(points, tmp_path):
