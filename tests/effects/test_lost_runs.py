@@ -119,7 +119,7 @@ def test_a_diverged_run_makes_a_setting_worth_no_more_compute():
     assert last["train_flops"] == 8e12 and last["multiplier"] == pytest.approx(1.3, abs=0.03)
 
 
-def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path, command):
+def test_imported_runs_without_a_seed_are_a_ladder_and_no_seeds_of_a_depth(tmp_path, command):
     rows = ["layers,tokens,flops,scale,loss"]
     for layers, times, scale in itertools.product((4, 8), (1, 2, 4, 8), ("none", "lns")):
         loss = 2 + times**-0.3 - 0.05 * (scale == "lns")
@@ -131,4 +131,5 @@ def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path, command):
     command("import", tmp_path / "t.csv", "--map", tmp_path / "map.yaml", "-o", tmp_path / "runs")
     with open_store(tmp_path / "runs") as store:
         rows, cells = budget_rows(store), budget_cells(store)
-    assert speedups(rows)["lo"].isna().all() and {found.verdict for found in crossovers(cells)} == {"not known"}
+    assert speedups(rows)["shared_lo"].notna().all() and {*speedups(rows)["seeds"]} == {1}
+    assert {found.verdict for found in crossovers(cells)} == {"not known"}
