@@ -81,3 +81,27 @@ def test_costs_say_what_they_are_relative_to():
         "params: relative to the baseline with 12 layers (124128)"
     )
     assert differences.cost_text(settings, ("seeds",)) == ""
+
+
+def test_what_carrying_lr_costs_and_whether_it_may_be():
+    regret = Record(mean=0.0123, lo=0.001, hi=0.024)
+    lines = scaling.carry_lines(
+        [Record(setting="baseline", regret=regret, n_seeds=3, shapes=(6, 12), rms=0.02)], {"n_layers": 6}
+    )
+    assert lines[0] == (
+        "baseline: carrying lr from n_layers=6 adds 0.0123 nat/token (0.001 to 0.024, 3 seeds, 2 shapes); rms over "
+        "shapes, for a definition: carry_regret: 0.02"
+    )
+    slopes = [
+        Record(axis=axis, quantity="update", slope=slope, is_flat=abs(slope) < 0.2)
+        for axis, slope in (("d_model", 0.5), ("n_layers", 0.01))
+    ]
+    wide, deep = scaling.check_lines(slopes, "standard")
+    assert "not flat (update): do not carry lr over d_model" in wide and "update d_model^+0.50" in wide
+    assert "flat: lr may be carried over n_layers" in deep
+
+
+def test_captions_of_ladders_and_of_parallel_lines():
+    assert captions.ladder_caption(0).endswith("with its 95% interval at each budget.")
+    assert captions.ladder_caption(2).endswith(" 2 settings that are worth less are not drawn.")
+    assert captions.parallel_caption(1, "val_loss").startswith("Each line: one of 1 proposal, darker the better")

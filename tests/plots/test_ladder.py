@@ -1,0 +1,53 @@
+"""The figure of a ladder: its numbers are those of the law, and it says what is no ladder."""
+
+import numpy as np
+import pytest
+from support.budget_results import rows_of
+
+from sparsedepth.plots import ladder
+from sparsedepth.plots.page import NothingToDraw, render
+from sparsedepth.scaling.ladder import laws_of
+
+
+def runs(worths=(("baseline", 1.0), ("depth_scale=lns", 1.2)), seeds=(0,)):
+    """One run at each of six budgets, a depth more at each, noise of .004."""
+    rng = np.random.default_rng(3)
+    return rows_of(
+        (depth, name, seed, C, 1.9 + 4.1 * (C * worth / 1e16) ** -0.13 + rng.normal(0, 0.004), 1.0)
+        for depth, C in enumerate(np.geomspace(2e17, 6.4e18, 6), 8)
+        for name, worth in worths
+        for seed in seeds
+    )
+
+
+def test_its_numbers_are_those_of_the_law(monkeypatch):
+    rows = runs()
+    monkeypatch.setattr(ladder, "budget_rows", lambda store: rows)
+    drawing = ladder.ladder(None)
+    losses = {
+        name: {row.train_flops: {0: row.loss} for row in own.itertuples()} for name, own in rows.groupby("setting")
+    }
+    law = laws_of(losses, "baseline")["depth_scale=lns"]
+    worth = drawing.data[drawing.data["panel"] == "multiplier"]
+    assert np.log(worth["mean"]).tolist() == pytest.approx([law.worth_at(C).estimate for C in worth["x"]])
+    assert (worth["lo"] < worth["mean"]).all() and (worth["mean"] < worth["hi"]).all() and len(worth) == 6
+    middle, half = law.baseline_at(np.array([1e18]))
+    truth = 1.9 + 4.1 * 100**-0.13
+    assert middle[0] * np.exp(-half[0]) < truth < middle[0] * np.exp(half[0])
+    assert len(render(drawing.page, ".svg").pictures[0]) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (runs(seeds=(0, 1)), "several seeds"),
+        (runs(worths=(("baseline", 1.0),)), "a setting at 3 budgets"),
+        (runs().query("n_layers < 10"), "3 budgets or more"),
+        (runs().assign(loss=lambda rows: 9 - rows["loss"]), "does not fall with the budget"),
+    ],
+    ids=["seeds", "no setting", "two budgets", "rising"],
+)
+def test_what_is_no_ladder_says_why(rows, reason, monkeypatch):
+    monkeypatch.setattr(ladder, "budget_rows", lambda store: rows)
+    with pytest.raises(NothingToDraw, match=reason):
+        ladder.ladder(None)
