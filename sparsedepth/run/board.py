@@ -35,11 +35,8 @@ def measure_models(
         entry, stopwatch = entries[name], Stopwatch()
         on = measuring_device(find_device(device))
         loaded = load_model(name, device=on, dtype=entry.dtype, memory=entry.memory and entry.memory * 1e9)
-        n_bytes = sum(path.stat().st_size for path in loaded.weights)
         weights = f"{loaded.weights_hash} {loaded.facts.family}"  # another type makes another model of them
-        equal = ledger.equal_to(name, weights)
-        run_id = None if equal else _measure(loaded, file, out, measuring, stopwatch)
-        return {"weights": weights, "bytes": n_bytes, "equal_to": equal, "run_id": run_id}
+        return ledger.measured(name, loaded, weights, lambda: _measure(loaded, file, out, measuring, stopwatch))
 
     one_by_one({name: _key(entry) for name, entry in entries.items()}, ledger, work, tell)
     return ledger.table(COLUMNS, {name: {"licence": entry.licence} for name, entry in entries.items()})

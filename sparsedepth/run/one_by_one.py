@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -26,6 +26,9 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.packs import refuse_pack
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import one_line
+
+if TYPE_CHECKING:
+    from sparsedepth.probe.load import LoadedModel
 
 Known = dict[str, Any]
 """Of a model: key, weights (their hash), equal_to (a name), bytes, seconds, run_id; where it failed its reason."""
@@ -63,6 +66,12 @@ class Ledger:
             if other != name and known.get("weights") == weights and not known.get("equal_to"):
                 return other
         return None
+
+    def measured(self, name: str, loaded: "LoadedModel", weights: str, measure: Callable[[], str]) -> Known:
+        """What is known of a loaded model after `measure`, which gives its run_id, unless another has its weights."""
+        equal = self.equal_to(name, weights)
+        n_bytes = sum(path.stat().st_size for path in loaded.weights)
+        return {"weights": weights, "bytes": n_bytes, "equal_to": equal, "run_id": None if equal else measure()}
 
     def table(self, columns: str, rows: Mapping[str, Known]) -> QueryResult:
         """The rows by name, with these columns of their records in the store, seconds, and a note."""

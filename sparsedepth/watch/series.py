@@ -9,6 +9,7 @@ From the last step back: where several names serve the same weights, the latest 
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparsedepth.config.run import MeasureConfig
@@ -63,13 +64,11 @@ class Series:
             try:
                 device = measuring_device(find_device(self.device))
                 loaded = load_model(revision.source, device=device, downloads=downloads)
-                n_bytes = sum(path.stat().st_size for path in loaded.weights)
-                equal = ledger.equal_to(name, loaded.weights_hash)
-                run_id = None if equal else self._point(loaded, revision.step)
+                point = partial(self._point, loaded, revision.step)
+                return ledger.measured(name, loaded, loaded.weights_hash, point)
             finally:
                 if downloads:
                     shutil.rmtree(downloads, ignore_errors=True)
-            return {"weights": loaded.weights_hash, "bytes": n_bytes, "equal_to": equal, "run_id": run_id}
 
         one_by_one({each.name: each.key for each in reversed(every)}, ledger, work, tell)
         return ledger.table(SCORES, {each.name: {"step": each.step} for each in every})
