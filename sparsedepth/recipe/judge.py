@@ -22,14 +22,13 @@ from scipy.special import ndtr
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
-from sparsedepth.recipe.judge_table import TableRuns, read_runs
+from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
 from sparsedepth.recipe.variants import variant_effects
 from sparsedepth.scaling.multiplier import MIN_BUDGETS
 from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value
 from sparsedepth.words.judge import used_text
-from sparsedepth.words.plain_text import did_you_mean
 
 BASELINES = ("baseline", "base", "control", "default", "reference")
 MIN_SEEDS, MAX_SEEDS = 3, 1000
@@ -82,7 +81,7 @@ def judge(
     if not others:
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
     if variant is not None and variant not in others:
-        raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
+        raise ValueError(f"no variant {variant!r} beside {baseline!r}; {near_variant(variant, others)}")
     losses = _losses(runs)
     if table.is_ladder and len(losses[baseline]) >= MIN_BUDGETS:
         return _of_ladder(table, losses, baseline, variant, asymptote)
@@ -153,16 +152,12 @@ def _used(table: TableRuns, pairs: Mapping[str, "JudgedPair"]) -> str:
     return used_text(n_used, n_runs, rest, table.is_ladder, table.notes)
 
 
-def _near(name: str, names: Sequence[str]) -> str:
-    return did_you_mean(name, names, f"choose one of {', '.join(names[:12])}")
-
-
 def _baseline(runs: pd.DataFrame, given: str | None) -> str:
     """The named one; else one that is called so; else the variant with the most runs. Raises ValueError."""
     counts = Counter(runs["variant"])
     if given is not None:
         if given not in counts:
-            raise ValueError(f"no variant {given!r}; {_near(given, [*counts])}")
+            raise ValueError(f"no variant {given!r}; {near_variant(given, [*counts])}")
         return given
     if named := [name for name in counts if name.lower() in BASELINES]:
         return named[0]

@@ -15,6 +15,7 @@ import pandas as pd
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.table_file import Table, by_value, not_missing, number_of, open_table, quoted, read_texts
+from sparsedepth.words.plain_text import did_you_mean
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
@@ -92,6 +93,11 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     runs = _one_budget(runs, names)
     runs["seed"] = pd.factorize(runs["seed"].fillna("-"))[0]
     return TableRuns(names, runs, notes, is_ladder)
+
+
+def near_variant(name: str, names: Sequence[str]) -> str:
+    """What to write in place of a variant that is not there."""
+    return did_you_mean(name, names, f"choose one of {', '.join(names[:12])}")
 
 
 def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:

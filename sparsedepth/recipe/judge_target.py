@@ -16,11 +16,10 @@ from scipy.special import stdtr, stdtrit
 
 from sparsedepth.effects.verdict import adjusted
 from sparsedepth.quantities.levels import POWER
-from sparsedepth.recipe.judge_table import TableRuns, read_runs
+from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import mean_interval
 from sparsedepth.words.judge import used_text
-from sparsedepth.words.plain_text import did_you_mean
 
 RECORD = 0.01
 MAX_SEEDS = 1000
@@ -51,8 +50,7 @@ def judge_target(
     table = read_runs(path, columns, deadline)
     names = [*dict.fromkeys(table.runs["variant"])]
     if variant is not None and variant not in names:
-        choose = f"choose one of {', '.join(names[:12])}"
-        raise ValueError(f"no variant {variant!r}; {did_you_mean(variant, names, choose)}")
+        raise ValueError(f"no variant {variant!r}; {near_variant(variant, names)}")
     known = table.runs.dropna(subset="loss")
     known = known[known["budget"] == known.groupby("variant")["budget"].transform("max")]
     rows = []

@@ -1,13 +1,12 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.scaling import flops_text, multiplier_text
+from sparsedepth.words.scaling import drift_word, flops_text, multiplier_text
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ def ladder_sentence(record: Row) -> str:
         return f"about {record['multiplier']:.3g} times the compute; not shown: {record['reason']}"
     if record["p_drift"] is not None and record["p_drift"] < ALPHA:
         first, last = record["at_smallest"], record["at_largest"]
-        word = "fading" if abs(math.log(last)) < abs(math.log(first)) else "growing"
-        text = f"{word}: {_at(record, 'at_smallest', 'smallest_budget')}, {_at(record, 'at_largest', 'largest_budget')}"
+        ends = _at(record, "at_smallest", "smallest_budget"), _at(record, "at_largest", "largest_budget")
+        text = f"{drift_word(first, last)}: {', '.join(ends)}"
     else:
         text = multiplier_text(record["multiplier"], record["lo"], record["hi"], " times the compute")
         text = f"worth {text} at every size"

@@ -271,6 +271,11 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     return f"{multiplier:.3g}{of}{interval}"
 
 
+def drift_word(first: float, last: float) -> str:
+    """'fading' where the multiplier at the largest budget is nearer to 1 than at the smallest, else 'growing'."""
+    return "fading" if abs(math.log(last)) < abs(math.log(first)) else "growing"
+
+
 def worth_sentence(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
     rows of the smallest and the largest budget."""
@@ -287,8 +292,8 @@ def worth_sentence(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
         shared = multiplier_text(last["shared"], last["shared_lo"], last["shared_hi"])
         text += f", {shared} at every size (drift not shown)"
     elif last["law"].endswith("drift") and first["multiplier"] is not None:
-        fades = "fading" if abs(math.log(last["multiplier"])) < abs(math.log(first["multiplier"])) else "growing"
-        text += f", {fades} from {_worth_text(first)} at {smallest} (p {last['p_drift']:.2g})"
+        word = drift_word(first["multiplier"], last["multiplier"])
+        text += f", {word} from {_worth_text(first)} at {smallest} (p {last['p_drift']:.2g})"
     elif last["p_drift"] is not None and not last["reason"]:
         text += f", the same from {smallest} on (drift not shown)"
     return "; ".join(filter(None, (text, last["reason"])))
