@@ -2,7 +2,7 @@
 
     width = PER_LAYER x layers,  tokens = PER_PARAMETER x parameters in blocks,  weight decay ~ 1 / layers^2
 
-as nanochat's `--depth` (64 a layer, 12 tokens per parameter), smaller for CPUs. From DEEPEST_FIRST layers on one layer
+as nanochat's `--depth` (64 a layer, 12 tokens per parameter), smaller for CPUs. From FIRST layers on one layer
 more is about twice the FLOPs, since these go with the sixth power of depth; tokens then make budgets double exactly."""
 
 from dataclasses import dataclass

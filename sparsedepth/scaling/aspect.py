@@ -5,8 +5,8 @@
 N = C / 6D, which is FLOPs per token, so that equal N and D are equal FLOPs C; D: tokens; a = log2(n_layers / (d_model /
 64)), the aspect; c = ln C less its mean. The best aspect at a budget is a*(c) = -(g + h c) / 2k, where k > 0 is shown:
 its interval is Fieller's, the wider one of both forms of the law where neither is clearly better. It moves where h is
-shown. Runs of a cluster (a shape, a training) may deviate from the law together: errors are by
-leaving out one cluster at a time (CR3: Bell and McCaffrey 2002), with Student's distribution of clusters - P.
+shown. Runs of a cluster (a shape, a training) may deviate from the law together: errors are by leaving out one cluster
+at a time (CR3: Bell and McCaffrey 2002), with Student's distribution of clusters - P.
 
 Sources of form: Hoffmann et al. 2203.15556, eq. 10, for N and D; the rest is ours.
 Shapes: N runs, P parameters (E, ln A, alpha, ln B, beta, k, g, h)."""
@@ -29,7 +29,8 @@ WIDTH = 64
 """Of a head: the unit of width, as in dials by depth."""
 STARTS = (0.5, 0.85)
 """Of E, as shares of the lowest loss."""
-EXPONENTS = (0.3,)
+EXPONENT = 0.3
+"""Of N and D, from which a fit starts."""
 MIN_ASPECTS = 4
 FAR = 1.0
 """Doublings."""
@@ -129,8 +130,8 @@ class AspectLaw:
 
 
 def aspect_law(runs: pd.DataFrame) -> AspectLaw:
-    """From n_layers, d_model, tokens, flops (training), loss, cluster, and choice_sd where the loss is that of a fitted
-    optimum. Raises ValueError for too few runs, shapes or aspects, or a loss that does not fall."""
+    """From n_layers, d_model, tokens, flops (training), loss, cluster. Raises ValueError for too few runs, shapes or
+    aspects, or a loss that does not fall."""
     runs = runs.assign(aspect=np.log2(WIDTH * runs["n_layers"] / runs["d_model"])).reset_index(drop=True)
     n_aspects, n_clusters = runs["aspect"].round(2).nunique(), runs["cluster"].nunique()
     if len(runs) <= N_PARAMETERS + 2 or n_clusters < MIN_ASPECTS + 1:
@@ -187,9 +188,8 @@ def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
         return end.x, 2 * float(end.cost)
 
     ends = [
-        solved(np.array([share * loss_N.min(), *[math.log((1 - share) * loss_N.min() / 2), exponent] * 2, 0, 0, 0]))
+        solved(np.array([share * loss_N.min(), *[math.log((1 - share) * loss_N.min() / 2), EXPONENT] * 2, 0, 0, 0]))
         for share in STARTS
-        for exponent in EXPONENTS
     ]
     theta_P, _ = min(ends, key=lambda end: end[1])
     if theta_P[2] <= 0 or theta_P[4] <= 0:

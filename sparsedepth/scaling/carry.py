@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.values import assignment
 
 ROLES = roles(RunConfig)
@@ -113,7 +112,7 @@ def _interval(value_X: np.ndarray) -> Interval:
     mean = float(value_X.mean())
     if not np.isfinite(value_X).all() or len(value_X) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(student.ppf(1 - ALPHA / 2, len(value_X) - 1) * value_X.std(ddof=1) / math.sqrt(len(value_X)))
+    half = t_critical(len(value_X) - 1) * float(value_X.std(ddof=1)) / math.sqrt(len(value_X))
     return Interval(mean, mean - half, mean + half)
 
 
