@@ -28,7 +28,6 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, Contrast, Fit, contrast_of, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
-from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
@@ -274,7 +273,7 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
     one seed at several lr are as one, and standard deviations are not divided by their number."""
     own, row.contrast, row.shared = row.contrast, None, 0.0
     if own is not None:
-        lo, hi = own.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+        lo, hi = own.interval
         row.fields |= {"estimate_own_lr": own.estimate, "lo_own_lr": lo, "hi_own_lr": hi}
     else:
         row.fields |= {"estimate_own_lr": row.fields["estimate"]}

@@ -76,6 +76,12 @@ class Distribution:
         """Typical degrees of freedom."""
         return float(self.weight_G @ np.minimum(self.df_G, 200.0))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the 95% interval."""
+        lo, hi = self.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+        return lo, hi
+
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """By bisection, to 1e-7 standard errors."""
         share_K, half = np.array(shares), 8 * float(self.weight_G @ self.sd_G)

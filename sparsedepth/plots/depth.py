@@ -11,7 +11,7 @@ import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.plots.by_setting import depth_styles
-from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
+from sparsedepth.plots.facets import FLOPS_LABEL, Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import (
     compared_runs,
@@ -138,7 +138,7 @@ def _lines_over_budgets(points: pd.DataFrame, found: Sequence[Crossover], loss: 
     """One panel per setting, each with the lower envelope of its depths."""
     settings = settings_in_order(points["panel"])
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1  # of all panels, also one of a single budget
-    look = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
+    look = {"x": "flops", "x_label": FLOPS_LABEL, "scale": "linear", "range": range_of(points)}
     look["decorate"] = lambda axis, of_panel: _draw_envelope(axis, of_panel, ends)
     kinds = [panel_of(loss, name, title=panel_title(name) * (len(settings) > 1), **look) for name in settings]
     styles = depth_styles(points["n_layers"])

@@ -24,6 +24,8 @@ from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 from sparsedepth.words.captions import means_text, point_text
 from sparsedepth.words.scaling import flops_text
 
+FLOPS_LABEL = "train_flops (FLOP)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:

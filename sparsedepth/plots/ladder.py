@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.plots.facets import Panel, lines_drawing
+from sparsedepth.plots.facets import FLOPS_LABEL, Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, check_path, write
 from sparsedepth.plots.style import GREY
-from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.scaling.ladder import LadderLaw, laws_of
 from sparsedepth.scaling.multiplier import MIN_BUDGETS
 from sparsedepth.scaling.points import BASELINE, budget_rows, finished
@@ -22,7 +21,6 @@ from sparsedepth.scaling.speedup import check_baseline, shares_a_training
 from sparsedepth.store.connection import Store
 from sparsedepth.words.captions import ladder_caption
 
-X_LABEL = "train_flops (FLOP)"
 MOST = 8
 """Settings, those that are worth most."""
 
@@ -69,10 +67,9 @@ def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
             rows.append(("loss", name, C, float(np.exp(log_loss)), np.nan, np.nan))
             found = law.worth_at(float(C)) if is_setting else None
             if found is not None:
-                ends = (found.estimate, *found.quantiles([ALPHA / 2, 1 - ALPHA / 2]))
-                rows.append(("multiplier", name, C, *np.exp(ends).tolist()))
+                rows.append(("multiplier", name, C, *np.exp((found.estimate, *found.interval)).tolist()))
     points = pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi"]).assign(n_seeds=1)
-    look: dict[str, Any] = {"x": "flops", "x_label": X_LABEL}
+    look: dict[str, Any] = {"x": "flops", "x_label": FLOPS_LABEL}
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1
     kinds = [
         Panel(

@@ -58,8 +58,7 @@ def judge_ladder(
             row["reason"] = "none of its runs has a loss"
         elif name not in judged_by:
             row["reason"] = "one budget beside the baseline's leaves no noise to judge by; run it at three or more"
-            law = laws[name]
-            row["multiplier"] = _times(float(law.weight_G @ [fit.steady.theta_P[3] for fit in law.fits]))
+            row["multiplier"] = _times(laws[name].log_m)
         else:
             row |= _row(laws[name], judged_by[name], p_adjusted[name], level, log_speeds.get(name, np.array([])))
         rows.append(row)
@@ -85,8 +84,7 @@ def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_
         row[f"{place}_budget"] = C
         if (at := law.worth_at(C)) is not None:
             key = place if place == "beyond" else f"at_{place}"
-            ends = at.quantiles([ALPHA / 2, 1 - ALPHA / 2])
-            row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(_times, (at.estimate, *ends)), strict=True))
+            row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(_times, (at.estimate, *at.interval)), strict=True))
     timed = in_time(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
     row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": _times(detectable)}
     row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}

@@ -176,7 +176,7 @@ def _verdict(found: Crossover, judged: Mapping[float, Judged]) -> Crossover:
     at = judged[budgets[0]]
     against = max(at.comparisons, key=lambda other: at.comparisons[other].contrast.estimate)
     best = at.comparisons[against].contrast
-    lo, hi = best.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+    lo, hi = best.interval
     found = found._replace(
         smallest=budgets[-1], largest=budgets[0], against=against, estimate=best.estimate, lo=lo, hi=hi,
         p_adjusted=min(at.lower_p, at.higher_p),

@@ -83,6 +83,11 @@ class LadderLaw:
         weight_G = np.exp(log_G - log_G.max())
         return weight_G / weight_G.sum()
 
+    @property
+    def log_m(self) -> float:
+        """The same at every budget; `worth` without its interval."""
+        return float(self.weight_G @ [fit.steady.theta_P[3] for fit in self.fits])
+
     @cached_property
     def worth(self) -> Distribution | None:
         """ln m, the same at every budget; None where nothing is left to judge by."""
@@ -134,21 +139,19 @@ class LadderLaw:
     def baseline_at(self, C_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The baseline's loss by the law, and the half-width of its 95% band in ln L."""
         x_N = np.log(C_N) - self.ladder.middle
-        middle_N, half_N = np.zeros(len(x_N)), np.zeros(len(x_N))
-        for n, x in enumerate(x_N):
-            parts = [fit.steady.law(fit.steady.theta_P[:3], np.array([x])) for fit in self.fits]
-            sd_G = np.array(
-                [
-                    np.sqrt(by[0] @ self._covariance(fit.steady)[:3, :3] @ by[0])
-                    for fit, (_, _, by) in zip(self.fits, parts, strict=True)
-                ]
-            )
-            mean_G = np.array([part[0][0] for part in parts])
-            df_G = np.full(len(mean_G), max(1.0, self._noise(self.fits[0].steady)[1]))
-            band = Distribution(mean_G, np.maximum(sd_G, ROUNDING), df_G, self.weight_G, 1.0)
-            lo, hi = band.quantiles([ALPHA / 2, 1 - ALPHA / 2])
-            middle_N[n], half_N[n] = np.exp(band.estimate), (hi - lo) / 2
-        return middle_N, half_N
+        fits = [fit.steady for fit in self.fits]
+        parts = [fit.law(fit.theta_P[:3], x_N) for fit in fits]
+        variances = [
+            ((by_NX @ self._covariance(fit)[:3, :3]) * by_NX).sum(axis=1)
+            for fit, (_, _, by_NX) in zip(fits, parts, strict=True)
+        ]
+        df_G = np.full(len(fits), max(1.0, self._noise(fits[0])[1]))
+        bands = [
+            _worth(Distribution(mean_G, np.maximum(sd_G, ROUNDING), df_G, self.weight_G, 1.0))
+            for mean_G, sd_G in zip(np.array([part[0] for part in parts]).T, np.sqrt(variances).T, strict=True)
+        ]
+        middle_N, half_N = np.array(bands).T
+        return np.exp(middle_N), half_N
 
     @property
     def left(self) -> tuple[float, float]:
@@ -161,8 +164,7 @@ class LadderLaw:
     def law_of_both(self) -> LawOfBoth:
         """As that of several seeds, each budget with its drift."""
         worths = [self.worth_at(C) for C in self.ladder.C_N[self.ladder.is_setting_N].tolist()]
-        mean_G = np.array([fit.steady.theta_P[3] for fit in self.fits])
-        alone = Worth(float(self.weight_G @ mean_G), None)
+        alone = Worth(self.log_m, None)
         if any(worth is None for worth in worths):  # too few budgets for a drift
             worths = [self.worth for _ in worths]
         main = self.fits[0].steady
@@ -250,7 +252,7 @@ def _forms(lowest: float, asymptote: float | None) -> list[tuple[Sequence[float]
 
 
 def _worth(found: Distribution) -> Worth:
-    lo, hi = found.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+    lo, hi = found.interval
     return Worth(found.estimate, (hi - lo) / 2)
 
 
