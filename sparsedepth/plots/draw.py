@@ -216,7 +216,7 @@ FIGURES = {
         ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
-        ("ladder", "ladder", "one run at each budget: loss against FLOPs, and what each setting is worth", OF_GRID),
+        ("ladder", "ladder", "loss and worth at each budget of one run each", OF_GRID, COMPARES_LOSSES),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
         ("models", "models", "the blocks that measured models need, against those that they have"),
