@@ -57,7 +57,8 @@ def init(
     check_parent(path)
     shown = quote(str(path))
     if ladder is not None and (kind != "sweep" or like):
-        raise ValueError(f"--ladder {ladder} is for a sweep of its own; leave out {'--like' if like else kind}")
+        fix = "leave out --like" if like else f"write `init sweep FILE --ladder {ladder}`"
+        raise ValueError(f"--ladder {ladder} is for a sweep of its own; {fix}")
     text = example(kind, like) if like else template("ladder" if ladder else kind, shown)
     if ladder is not None:
         from sparsedepth.plan.dial import ladder_definition

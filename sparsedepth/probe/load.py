@@ -114,11 +114,16 @@ def load_model(
         return _load_hf(str(source), folder, device, dtype, memory)
     if problem := which_run(folder):
         raise ValueError(problem)
-    if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
-        folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
-        raise ValueError(f"model {str(source)!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
+    check_hub_name(str(source), is_free=not folder.exists())
     name, _, revision = str(source).partition("@")
     return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype, memory)
+
+
+def check_hub_name(source: str, *, is_free: bool = True) -> None:
+    """Raises ValueError for what is no name on a hub; `is_free`: no folder that is no model has it."""
+    if not (is_free and _HUB_NAME.fullmatch(source)):
+        folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
+        raise ValueError(f"model {source!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.files import digest, local_path, read_regular
+from sparsedepth.probe.load import check_hub_name
 
 _STEP = (
     re.compile(r"step[-_]?(\d+)(?![\d.]*[kmb])", re.IGNORECASE),
@@ -59,6 +60,7 @@ def files_key(folder: Path) -> str:
 
 def _of_hub(name: str) -> dict[str, str]:
     """Branches and tags -> their commits. Raises ValueError where neither the hub nor its cache knows any."""
+    check_hub_name(name)
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
 

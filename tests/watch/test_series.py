@@ -195,6 +195,8 @@ def test_what_is_no_series_is_a_row_or_one_line(run, ids, tmp_path, command, cap
     ):
         _, err = command("measure", double, *words, code=2)
         assert told in err and err.count("\n") == 1
+    _, err = command("measure", tmp_path / "gone", "--revisions", "step*", "-o", tmp_path / "none", code=2)
+    assert "is neither a folder, with config.yaml (a run)" in err and "nor a hub's name" in err
 
 
 def test_text_is_read_in_one_tokenizer(run, tmp_path):
