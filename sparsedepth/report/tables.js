@@ -1,7 +1,8 @@
 "use strict";
 /* Tables sort by a click (or Enter) on a column's name; a filter shows the rows that have all its words and meet all its
-   conditions on a column (n_layers=12, val_loss<1.3); `keep` those that a figure marks. */
-const tables = new Map();
+   conditions on a column (n_layers=12, val_loss<1.3); `keep` those that a figure marks. The columns of a long table keep
+   the widths that they have when it is first sorted, so that rows out of view need no layout. */
+const tables = new Map(), LONG = 100;
 for (const frame of document.querySelectorAll("[data-table]")) {
   const table = frame.querySelector("table");
   const body = table.tBodies[0];
@@ -21,6 +22,10 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     return a.unit === b.unit ? sign * (a.number - b.number) : a.unit < b.unit ? -1 : 1;
   };
   const sort = (column, ascending) => {
+    if (rows.length > LONG && heads[0].offsetWidth && !frame.classList.contains("fixed")) {
+      frame.style.setProperty("--columns", heads.map((head) => `${head.getBoundingClientRect().width}px`).join(" "));
+      frame.classList.add("fixed");
+    }
     heads.forEach((head, i) => i === column || head.removeAttribute("aria-sort"));
     heads[column].setAttribute("aria-sort", ascending ? "ascending" : "descending");
     rows.sort(compare(column, heads[column].classList.contains("number"), ascending ? 1 : -1));

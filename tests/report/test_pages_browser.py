@@ -98,6 +98,26 @@ def test_answers_come_first_tables_sort_and_nothing_is_cut(kind, pages, browser)
     assert not browser.errors()
 
 
+PLACES = """JSON.stringify((() => {
+  const rows = [...document.querySelectorAll("#table-runs tr")].filter((row) => row.rowIndex < 9);
+  return rows.map((row) => [...row.cells].map((cell) => Math.round(cell.getBoundingClientRect().left)));
+})())"""
+
+
+def test_a_long_table_keeps_its_columns_and_lays_out_the_rows_in_view_when_sorted(pages, browser):
+    show(browser, pages(report_pages.many_runs))
+    before = json.loads(browser.value(PLACES))
+    browser.value("document.querySelector('#table-runs th:nth-child(2) button').click()")
+    after = json.loads(browser.value(PLACES))
+    assert all(max(abs(x - y) for x, y in zip(before[0], row)) <= 1 for row in (*before, *after))
+    seen = "checkVisibility({ contentVisibilityAuto: true })"
+    rows = "[...document.querySelectorAll('#table-runs tbody tr')].map((row) => row.cells[0].SEEN)".replace("SEEN", seen)
+    browser.value("document.querySelector('#table-runs').scrollIntoView({ behavior: 'instant' })")
+    time.sleep(0.5)
+    n_laid_out = browser.value(f"{rows}.filter(Boolean).length")
+    assert 10 < n_laid_out < 150  # of 216
+
+
 @pytest.mark.parametrize("kind", report_pages.KINDS, ids=lambda kind: kind.__name__)
 def test_without_javascript_answers_figures_and_tables_stand(kind, pages, browser):
     browser.ask("Emulation.setScriptExecutionDisabled", value=True)
