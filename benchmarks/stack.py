@@ -34,8 +34,8 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
-from sparsedepth.train.runtime import compile_blocks, resolve
-from sparsedepth.train.stack import StackedDecoder, backward
+from sparsedepth.train.runtime import resolve
+from sparsedepth.train.stack import StackedStep
 
 
 def batch(config: RunConfig, step: int) -> Batch:
@@ -55,15 +55,13 @@ class Trials:
         self.device = runtimes[0].device
         models = [ALONE.place_model(Decoder(config, config.seed), self.device).train() for config in self.configs]
         self.states = [TrainingState(*run, ALONE) for run in zip(models, self.configs, runtimes, strict=True)]
-        self.stack = StackedDecoder(models) if trials > 1 else None
-        if self.stack and compiled:
-            compile_blocks(self.stack.decoder)
+        self.stack = StackedStep(self.states) if trials > 1 else None
 
     def step(self, number: int) -> None:
         for state, config in zip(self.states, self.configs, strict=True):
             state.batch = batch(config, number).to(self.device)
         if self.stack:
-            backward(self.stack, self.states)
+            self.stack.take()
         for state in self.states:
             state.take_step(state.batch)
             state.recent.clear()

@@ -49,7 +49,7 @@ from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
-from sparsedepth.train.stack import StackedDecoder, backward
+from sparsedepth.train.stack import StackedStep
 
 CPU = dict(n_layers=12, d_model=128, n_heads=4, d_ff=352, seq_len=256, batch_tokens=4096, precision="fp32")
 EXPERTS = dict(n_experts=8, top_k=2, balance_loss=0.0, router_z_loss=0.0)
@@ -102,12 +102,12 @@ def stacked(config: RunConfig, runtime: Runtime) -> Step:
     configs = [config.model_copy(update={"seed": config.seed + i}) for i in range(RUNS_OF_STEP[STACKED])]
     models = [ALONE.place_model(Decoder(run, run.seed), runtime.device).train() for run in configs]
     states = [TrainingState(model, run, runtime, ALONE) for model, run in zip(models, configs, strict=True)]
-    stack = StackedDecoder(models)
+    stack = StackedStep(states)
 
     def step(number: int) -> Tensor:
         for state in states:
             state.batch = batch(config, number).to(runtime.device)
-        backward(stack, states)
+        stack.take()
         for state in states:
             state.take_step(state.batch)
         losses = [state.recent.pop()[0] for state in states]

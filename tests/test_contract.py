@@ -89,9 +89,12 @@ def train_alone(cfg: RunConfig, runtime: Runtime | None = None, **options) -> Tr
 plain = functools.cache(train_alone)
 
 
-def train_stacked(*configs: RunConfig) -> list[Trained]:
+def train_stacked(*configs: RunConfig, **changes: object) -> list[Trained]:
     models = [Decoder(cfg, cfg.seed) for cfg in configs]
-    each = [training(m, cfg, there(cfg), functools.partial(batch, cfg)) for m, cfg in zip(models, configs, strict=True)]
+    each = [
+        training(model, cfg, there(cfg, **changes), functools.partial(batch, cfg))
+        for model, cfg in zip(models, configs, strict=True)
+    ]
     results = train_together(each, [Clock() for _ in configs])
     return [trained(model, result) for model, result in zip(models, results, strict=True)]
 
@@ -152,15 +155,21 @@ def test_a_field_acts_where_it_says(field):
 
 
 @pytest.mark.parametrize("field", [*ACTING, RECORDS])
-def test_in_a_stack_a_run_is_as_alone_or_its_field_is_refused(field):
-    """Beside the default, and, where its steps are those of a stack, beside its like of another seed."""
+def test_in_a_stack_a_run_is_as_alone_or_its_field_is_refused(monkeypatch, field):
+    """Beside the default, and, where its steps are those of a stack, beside its like of another seed; captured, too."""
+    recorders = stand_in(monkeypatch)
     base, other = runs(field)
     like = [] if set(ROLES.get(field, RECORD).acts or ()) <= BY_RUN else [other.model_copy(update={"seed": 1})]
     for one in (base, *like):
         if refused := unstackable(one, other):
             assert field in refused
         else:
-            assert_same(plain(other), train_stacked(one, other)[1], **(COARSE if field == "precision" else CLOSE))
+            found = train_stacked(one, other)
+            assert_same(plain(other), found[1], **(COARSE if field == "precision" else CLOSE))
+            if graph_obstacle(other, "cuda", "none") is None:
+                recorders.clear()
+                assert_same(found[1], train_stacked(one, other, cuda_graph=True)[1], **EXACT)
+                assert len(recorders) == 1
 
 
 @pytest.mark.parametrize("field", [*ACTING, RECORDS])
@@ -228,7 +237,7 @@ RUNTIME = {
 
 
 @pytest.mark.parametrize("field", RuntimeConfig.model_fields)
-def test_a_choice_of_the_runtime_rounds_alone_or_not_at_all(field):
+def test_a_choice_of_the_runtime_rounds_alone_or_not_at_all(monkeypatch, field):
     role, cfg = roles(RuntimeConfig)[field], runs("n_experts" if field == "experts_kernel" else "n_kv_heads")[1]
     choice = RuntimeConfig(**{field: RUNTIME[field]})
     assert choice.can_stack != role.touches("step")
@@ -236,7 +245,9 @@ def test_a_choice_of_the_runtime_rounds_alone_or_not_at_all(field):
         with pytest.raises(ValueError, match="trains one run"):
             RuntimeConfig(stack=2, **{field: RUNTIME[field]})
         return
-    assert_same(plain(cfg), train_alone(cfg, resolve(cfg, choice)), **(CLOSE if role.touches("rounding") else EXACT))
+    stand_in(monkeypatch)  # a CPU has no graph
+    runtime = there(cfg, cuda_graph=True) if choice.cuda_graph else resolve(cfg, choice)
+    assert_same(plain(cfg), train_alone(cfg, runtime), **(CLOSE if role.touches("rounding") else EXACT))
 
 
 def test_what_was_computed_with_is_recorded():

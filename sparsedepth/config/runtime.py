@@ -39,8 +39,9 @@ class RuntimeConfig(Section):
     """CPU threads; default all"""
     compile: Annotated[bool | Literal["auto"], ROUNDS] = "auto"
     """compile each block with torch.compile; auto: on a GPU, in runs of 500 steps and more"""
-    cuda_graph: Annotated[bool | Literal["auto"], ROUNDS.acting("rounding", "step")] = False
-    """take each training step as one CUDA graph; auto: where it can be one. Off until a whole study has run with it"""
+    cuda_graph: Annotated[bool | Literal["auto"], ROUNDS] = False
+    """take each training step (of a run, of a stack) as one CUDA graph; auto: where it can be one. Off until a whole
+    study has run with it"""
     attention_kernel: Annotated[Literal["sdpa", "flash", "reference", "auto"], ROUNDS] = "auto"
     """what computes attention; auto: PyTorch's; under a mask (window, documents) flash-attn if it can"""
     experts_kernel: Annotated[Literal["loop", "grouped", "megablocks", "auto"], ROUNDS] = "auto"
@@ -57,13 +58,12 @@ class RuntimeConfig(Section):
     @check
     def _check_stack(self) -> None:
         if self.stack not in ("auto", 1) and not self.can_stack:
-            raise ValueError(f"stack={self.stack}: with cuda_graph or parallel a process trains one run; leave one out")
+            raise ValueError(f"stack={self.stack}: with parallel a process trains one run; leave one out")
 
     @property
     def can_stack(self) -> bool:
-        """Whether nothing that was asked for by name is about the steps of one run."""
-        acting = [name for name, role in changed(self).items() if role.touches("step")]
-        return all(getattr(self, name) == "auto" for name in acting)
+        """Whether nothing that was asked for is about the steps of one run."""
+        return not any(role.touches("step") for role in changed(self).values())
 
     def compiles(self, n_steps: int, on_gpu: bool) -> bool:
         """Whether a run of so many steps is compiled."""

@@ -198,7 +198,8 @@ class RunJob:
             **self._facts(source, runtime, trained),
         }
         if self.options.stacked_with:  # the peak is that of the whole stack
-            manifest |= {"stacked_with": [*self.options.stacked_with], "peak_memory_bytes": None}
+            together = {"stacked_with": [*self.options.stacked_with], "stack": trained.n_stacked}
+            manifest |= {**together, "peak_memory_bytes": None}
         aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(aside, self.config, model, trained, measured, manifest)
         publish(aside, run_record.run_folder(self.scratch.results, self.config.run_id), self.lease)
@@ -218,7 +219,9 @@ class RunJob:
         without_experts = {} if self.config.n_experts else {"experts": None}
         reasons = dict(runtime.kernel_reasons)
         if runtime.cuda_graph and not trained.captured_steps:
-            reasons["cuda_graph"] = "asked for, but no step was captured: a stack's, or fewer than four, are not"
+            reasons["cuda_graph"] = (
+                "asked for, but no step was: the first three are not, nor a stack's with a run that is refused"
+            )
         return {
             **provenance(self.config.run_id, source.data_hash, (*self.config.measures, self.config.corpus)),
             "processes": self.devices.size,

@@ -1,10 +1,11 @@
 """A whole training step as one CUDA graph: captured once, then replayed by one launch instead of
 thousands.
 
-A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed
-memory, which is written before each replay. Parameters and moments change in place; gradients exist
-only inside the graph. The first WARM_UP steps of a process run uncaptured on the capture stream,
-where kernels are chosen and moments allocated; they are normal training steps.
+A captured step, of one run or of a stack (`train.stack`), reads its batch, the weights of its
+micro-batches and the learning rate from fixed memory, which is written before each replay. Parameters
+and moments change in place; gradients exist only inside the graph. The first WARM_UP steps run
+uncaptured on the capture stream, where kernels are chosen and moments allocated; they are normal
+training steps.
 
 Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state
 anew). Where the host has changed a number that the graph holds, such as a weight decay, the step is
@@ -93,26 +94,26 @@ class CapturedUpdate:
         self.replay: Callable[[], Tensor] | None = None
         self.held: list[object] = []
         """what the graph holds of the host, from when it was captured"""
-        self.n_warm = self.n_replayed = 0
+        self.n_warm = 0
 
-    def __call__(self, update: Callable[[Sequence[Part]], Tensor], parts: list[Part]) -> Tensor:
-        """The result of `update(parts)`: the step's losses and gradient norm, on the device."""
+    def __call__(self, update: Callable[[Sequence[Part]], Tensor], parts: list[Part]) -> tuple[Tensor, bool]:
+        """The result of `update(parts)`, the step's losses and gradient norms, on the device; whether it is a replay's."""
         groups = self.optimizer.param_groups
         if not self.parts:
             for inputs, targets, _ in parts:
                 weight = torch.empty((), device=inputs.device)
                 self.parts.append((torch.empty_like(inputs), torch.empty_like(targets), weight))
             for group in groups:
-                group["lr"] = torch.tensor(group["lr"], dtype=self.capture.lr_dtype, device=parts[0][0].device)
+                group["lr"] = torch.tensor(float(group["lr"]), dtype=self.capture.lr_dtype, device=parts[0][0].device)
         if [part[0].shape for part in self.parts] != [part[0].shape for part in parts]:
-            return update(parts)
+            return update(parts), False
         for (inputs, targets, weight), (*given, given_weight) in zip(self.parts, parts, strict=True):
             inputs.copy_(given[0])
             targets.copy_(given[1])
             weight.fill_(given_weight)  # an argument of the kernel, so the host does not wait
         if self.replay is None and self.n_warm < WARM_UP:
             self.n_warm += 1
-            return self.capture.warm_up(lambda: update(self.parts))
+            return self.capture.warm_up(lambda: update(self.parts)), False
         if self.replay is None:
             for group in groups:
                 group["capturable"] = True  # needed while capturing, a warning elsewhere
@@ -121,9 +122,8 @@ class CapturedUpdate:
                 group["capturable"] = False
             self.held = self._host_state()
         if self.held != self._host_state():
-            return update(parts)
-        self.n_replayed += 1
-        return self.replay()
+            return update(parts), False
+        return self.replay(), True
 
     def _host_state(self) -> list[object]:
         """The optimizer's numbers, and where the weights lie. Learning rates are in memory, as tensors."""

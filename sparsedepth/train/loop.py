@@ -31,7 +31,7 @@ from sparsedepth.train import checkpoint
 from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture
 from sparsedepth.train.devices import ALONE, Devices, full_tensor
 from sparsedepth.train.feed import Batch, Part, feed
-from sparsedepth.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from sparsedepth.train.optimizer import AnyOptimizer, learning_rate, make_optimizer, set_learning_rate
 from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
 
 Result = TypeVar("Result")
@@ -62,6 +62,8 @@ class TrainingResult:
     """training time of earlier processes, up to the checkpoint that this one continued from"""
     captured_steps: int = 0
     """steps of this process that were replays of a CUDA graph"""
+    n_stacked: int = 1
+    """the most runs with which it took a step as one model, itself included"""
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,8 +96,12 @@ class TrainingState:
 
     batch: Batch
     """of the next step"""
-    precomputed: tuple[Tensor, Tensor] | None = None
-    """cross-entropy and balance loss of the next step, if `train.stack` computed its gradients"""
+    taken: Tensor | None = None
+    """(loss, balance, gradient norm) of the next step, if `train.stack` has taken it"""
+    n_stacked: int = 1
+    """the most runs that took one step as one model"""
+    captured_steps: int = 0
+    """steps that were replays of a CUDA graph"""
     data_hash: str | None = None
     """of what the steps read, if known"""
 
@@ -115,9 +121,7 @@ class TrainingState:
         self.objective = devices.wrap(Objective(model, config), runtime.device)
         self.optimizer = make_optimizer(model, config)
         self.parameters = [*model.parameters()]
-        self.captured: CapturedUpdate | None = None
-        if runtime.cuda_graph:
-            self.captured = CapturedUpdate(self.optimizer, CudaCapture(runtime.device))
+        self.captured = self.capture(self.optimizer) if runtime.cuda_graph else None
         self.step = self.logged_step = 0
         self.logged_at = time.perf_counter()
         self.curves: list[Row] = []
@@ -131,18 +135,33 @@ class TrainingState:
         self.writer: ThreadPoolExecutor | None = None
         self.writing: Future[None] | None = None
 
-    def take_step(self, batch: Batch) -> None:
+    def capture(self, optimizer: AnyOptimizer) -> CapturedUpdate:
+        """For updates by that optimizer."""
+        return CapturedUpdate(optimizer, CudaCapture(self.runtime.device))
+
+    def set_learning_rate(self) -> None:
         set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
-        parts = [*batch.parts(self.runtime.micro_batch)]
-        with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
-            captured = None if self.precomputed or self.is_gradient_norm_due else self.captured
-            self.recent.append(captured(self.update, parts) if captured else self.update(parts))
+
+    def take_step(self, batch: Batch) -> None:
+        if self.taken is None:
+            self.set_learning_rate()
+            parts = [*batch.parts(self.runtime.micro_batch)]
+            with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
+                if self.captured and not self.is_gradient_norm_due:
+                    self.taken, is_replay = self.captured(self.update, parts)
+                    self.captured_steps += is_replay
+                else:
+                    self.taken = self.update(parts)
+        self.recent.append(self.taken)
+        self.taken = None
         self.step += 1
 
     def update(self, parts: Sequence[Part]) -> Tensor:
         """Take one optimizer step; returns (loss, balance, gradient norm), on the device."""
-        entropy, balance = self.precomputed or self.backward(parts)
-        self.precomputed = None
+        return self.apply(*self.backward(parts))
+
+    def apply(self, entropy: Tensor, balance: Tensor) -> Tensor:
+        """`update` with the gradients that are there."""
         self.record_gradient_norms()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip or math.inf)
         self.optimizer.step()
@@ -166,15 +185,8 @@ class TrainingState:
         if self.devices.is_leader:
             for layer, norm in enumerate(norms, start=1):
                 value = norm if math.isfinite(norm) else None
-                self.observations.append(
-                    {
-                        "step": self.step + 1,
-                        "layer": layer,
-                        "metric": "gradient_norm",
-                        "value": value,
-                        "n": self.config.batch_tokens,
-                    }
-                )
+                row = {"step": self.step + 1, "layer": layer, "metric": "gradient_norm", "value": value}
+                self.observations.append({**row, "n": self.config.batch_tokens})
 
     def backward(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Compute the gradients of this device's share of a batch; returns entropy and balance."""
@@ -311,7 +323,8 @@ class TrainingState:
             curves=self.curves,
             observations=[row for row in self.observations if row["step"] <= steps],
             earlier_seconds=self.earlier_seconds,
-            captured_steps=self.captured.n_replayed if self.captured else 0,
+            captured_steps=self.captured_steps,
+            n_stacked=self.n_stacked,
         )
 
 

@@ -1,10 +1,10 @@
 """Train several runs step by step together: one pass of a stacked model (`model.linear`) computes
-all gradients.
+all gradients, and one graph of it the whole step.
 
-The models of S runs of one shape are one model, whose step launches as many kernels as that of one
+The models of S runs of one shape are one model, whose passes launch as many kernels as those of one
 run: kernel launches dominate the time of a small decoder. Each run's parameters are views of the
 stack's, so its optimizer, checkpoints, observations and measures work unchanged (`loop.training`):
-it yields before each step, receives its gradients here, and then takes the step. The others
+it yields before each step, which is taken here, compiled and captured as alone. The others
 continue without a run that has ended, diverged or failed. When memory runs out the stack is halved.
 """
 
@@ -15,12 +15,15 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.train.cuda_graph import CapturedUpdate
+from sparsedepth.train.feed import Part
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
+from sparsedepth.train.optimizer import CombinedOptimizer
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
 
@@ -121,8 +124,70 @@ def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> lis
                             results[number] = error
                         else:
                             states |= {number: state} if state else {}
-            stacks.compute_gradients(list(states.values()), [clocks[number] for number in states])
+            stacks.take_steps(list(states.values()), [clocks[number] for number in states])
     return [results[number] for number in range(len(runs))]
+
+
+class StackedStep:
+    """The step of several runs as one: a forward and backward pass of the stacked model, then clipping and the
+    optimizer's step of each run; captured as one CUDA graph where the steps of all may be."""
+
+    def __init__(self, runs: Sequence[TrainingState]):
+        assert can_stack(*(run.config for run in runs))
+        self.runs = runs
+        self.model = StackedDecoder([run.model for run in runs])
+        runtime = runs[0].runtime
+        self.model.decoder.use_kernels(**runtime.kernels)
+        if runtime.compile:
+            compile_blocks(self.model.decoder)
+        self.captured: CapturedUpdate | None = None
+        if all(run.runtime.cuda_graph for run in runs):
+            self.captured = runs[0].capture(CombinedOptimizer(*(run.optimizer for run in runs)))
+        for run in runs:  # whose weights have moved
+            run.captured = run.captured and run.capture(run.optimizer)
+        self.is_applying = False
+
+    def take(self) -> None:
+        """Take the next step of each run, on its own batch."""
+        for run in self.runs:
+            run.set_learning_rate()
+        n_sequences = min((size for run in self.runs if (size := run.runtime.micro_batch)), default=None)
+        each = zip(*(run.batch.parts(n_sequences) for run in self.runs), strict=True)
+        parts = [part for of_runs in each for part in of_runs]
+        is_replay = False
+        if self.captured and not any(run.is_gradient_norm_due for run in self.runs):
+            rows_S3, is_replay = self.captured(self.update, parts)
+        else:
+            rows_S3 = self.update(parts)
+        for run, row in zip(self.runs, rows_S3, strict=True):
+            run.taken = row
+            run.captured_steps += is_replay
+            run.n_stacked = max(run.n_stacked, len(self.runs))
+
+    def update(self, parts: Sequence[Part]) -> Tensor:
+        """(loss, balance, gradient norm) of each run, on the device, after its step on the parts, in which runs take
+        turns. The gradient of the sum of the losses is each run's own: no run's loss depends on another's weights.
+        What acts in the loss is equal in all (`unstackable`), so the first run's configuration holds for it."""
+        n_runs = len(self.runs)
+        reported = []
+        for start in range(0, len(parts), n_runs):
+            inputs, targets, weights = zip(*parts[start : start + n_runs], strict=True)
+            with self.runs[0].runtime.autocast:
+                loss_S, *entropy_and_balance = losses(
+                    self.model.decoder, torch.cat(inputs), torch.cat(targets), self.runs[0].config
+                )
+            weighted = [
+                torch.stack((loss, *own)) * weight
+                for loss, *own, weight in zip(loss_S, *entropy_and_balance, weights, strict=True)
+            ]
+            rows_S3 = torch.stack(weighted)
+            rows_S3[:, 0].sum().backward()
+            reported.append(rows_S3.detach()[:, 1:])
+        self.model.hand_out_gradients()
+        self.is_applying = True
+        rows = [run.apply(*row) for run, row in zip(self.runs, torch.stack(reported).sum(0), strict=True)]
+        self.is_applying = False
+        return torch.stack(rows)
 
 
 class _Stacks:
@@ -130,10 +195,10 @@ class _Stacks:
 
     def __init__(self, size: int):
         self.size = size
-        self._stacks: dict[tuple[int, ...], tuple[StackedDecoder, list[TrainingState]]] = {}
+        self._stacks: dict[tuple[int, ...], StackedStep] = {}
 
-    def compute_gradients(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
-        """Compute what each next step needs; a single remaining run computes its own."""
+    def take_steps(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
+        """Take the next step of all runs; a single remaining run takes its own."""
         groups = [slice(start, start + self.size) for start in range(0, len(runs), self.size)]
         groups = [group for group in groups if len(runs[group]) > 1]
         used = {tuple(map(id, runs[group])) for group in groups}
@@ -141,7 +206,7 @@ class _Stacks:
         try:
             for group in groups:
                 began = time.perf_counter()
-                backward(self._stack_of(runs[group]), runs[group])
+                self._stack_of(runs[group]).take()
                 is_logged = any((run.step + 1) % run.config.log_every == 0 for run in runs[group])
                 if is_logged and runs[0].runtime.device.type == "cuda":
                     torch.cuda.synchronize()  # else the first run that reads its loss is charged for all
@@ -149,52 +214,21 @@ class _Stacks:
                     clock.add((time.perf_counter() - began) / len(clocks[group]))
             return
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            # Where some weights have changed, no step can be repeated: the process ends, and each run goes on alone.
+            if not is_out_of_memory(error) or any(stack.is_applying for stack in self._stacks.values()):
                 raise
         self.size //= 2
         self._stacks.clear()
         gc.collect()
         logging.warning("out of memory; training %d runs at a time", self.size)
-        for run in runs:
-            run.precomputed = None
+        left = [(run, clock) for run, clock in zip(runs, clocks, strict=True) if run.taken is None]
+        for run, _ in left:
             run.optimizer.zero_grad(set_to_none=True)
-        self.compute_gradients(runs, clocks)
+        self.take_steps([run for run, _ in left], [clock for _, clock in left])
 
-    def _stack_of(self, runs: list[TrainingState]) -> StackedDecoder:
+    def _stack_of(self, runs: list[TrainingState]) -> StackedStep:
         """The stacked model of these runs, made once."""
         key = tuple(map(id, runs))
         if key not in self._stacks:
-            assert can_stack(*(run.config for run in runs))
-            stack = StackedDecoder([run.model for run in runs])
-            runtime = runs[0].runtime
-            stack.decoder.use_kernels(**runtime.kernels)
-            if runtime.compile:
-                compile_blocks(stack.decoder)
-            for run in runs:
-                run.captured = None  # the stack computes its gradients
-            self._stacks[key] = stack, runs  # keeping the runs keeps their ids unique
-        return self._stacks[key][0]
-
-
-def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run its gradients, cross-entropy and balance loss. The gradient of the sum of the
-    losses is each run's own: no run's loss depends on another's weights. What acts in the loss is
-    equal in all (`unstackable`), so the first run's configuration holds for it."""
-    config = runs[0].config
-    runtime = runs[0].runtime
-    n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
-    reported = []
-    for parts in zip(*(run.batch.parts(n_sequences) for run in runs), strict=True):
-        inputs, targets, weights = zip(*parts, strict=True)
-        with runtime.autocast:
-            loss_S, *entropy_and_balance = losses(stack.decoder, torch.cat(inputs), torch.cat(targets), config)
-        weighted = [
-            torch.stack((loss, *own)) * weight
-            for loss, *own, weight in zip(loss_S, *entropy_and_balance, weights, strict=True)
-        ]
-        rows_S3 = torch.stack(weighted)
-        rows_S3[:, 0].sum().backward()
-        reported.append(rows_S3.detach()[:, 1:])
-    stack.hand_out_gradients()
-    for run, row in zip(runs, torch.stack(reported).sum(0), strict=True):
-        run.precomputed = (row[0], row[1])
+            self._stacks[key] = StackedStep(runs)  # which keeps the runs, so that their ids are unique
+        return self._stacks[key]

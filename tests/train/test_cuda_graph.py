@@ -144,7 +144,7 @@ def test_steps_that_are_not_as_the_captured_one_are_taken_plainly(monkeypatch):
     odd = counting(7)[:2]
     for state in states:
         take_steps(state, 5)
-        state.precomputed = state.backward([*Batch.of(counting(6)).parts(None)])
+        state.taken = state.update([*Batch.of(counting(6)).parts(None)])
         state.take_step(Batch.of(counting(6)))
         state.take_step(Batch.of(odd))
         take_steps(state, 2)
@@ -304,17 +304,18 @@ def test_numbers_of_the_host_are_seen(monkeypatch):
 
 def test_a_stack_ends_the_graphs_of_those_that_join_it(monkeypatch):
     """Their weights become views of the stack's: a graph would go on with those of before."""
-    stand_in(monkeypatch)
+    recorders = stand_in(monkeypatch)
     plain, captured = ([take_steps(state_of({"seed": seed}, on), 5) for seed in range(2)] for on in (False, True))
     for runs in (plain, captured):
         stacks = _Stacks(2)
         for step in (5, 6):
             for run in runs:
                 run.batch = Batch.of(counting(step))
-            stacks.compute_gradients(runs, [Clock(), Clock()])
+            stacks.take_steps(runs, [Clock(), Clock()])
             for run in runs:
                 run.take_step(run.batch)
-        take_steps(runs[0], 2)
-    assert all(run.captured is None for run in captured)
+        take_steps(runs[0], 6)
+    assert len(recorders) == 3, "each alone, then of the first with the weights that it has in the stack"
+    assert [run.captured_steps for run in captured] == [2 + 3, 2]
     for one, other in zip(plain, captured, strict=True):
         assert all(a.equal(b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference import ZOO
+from support.cpu_graph import stand_in
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
@@ -17,9 +18,9 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import stack
-from sparsedepth.train.loop import Interrupted, TrainingResult, train, training
+from sparsedepth.train.loop import Interrupted, TrainingResult, TrainingState, train, training
 from sparsedepth.train.runtime import resolve
-from sparsedepth.train.stack import Clock, can_stack, train_together
+from sparsedepth.train.stack import Clock, StackedStep, _Stacks, can_stack, train_together
 
 TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
 TINY: dict = {**TINY, "train_tokens": 32 * 40, "lr": 3e-3, "log_every": 1, "precision": "fp32"}
@@ -113,6 +114,51 @@ def test_a_stack_trains_each_run_with_the_bits_it_has_alone(places):
             assert torch.equal(model.get_parameter(name), weight), name
 
 
+@pytest.mark.parametrize("shape", [{}, PARAMETRISED, *SHAPES[1:]])
+def test_a_captured_stack_takes_the_steps_of_an_uncaptured_one(monkeypatch, shape):
+    """To the last bit, with other numbers of AdamW, clipping and the schedule in each run; from the fourth step on."""
+    recorders = stand_in(monkeypatch)
+    length = {"train_tokens": shape.get("batch_tokens", 32) * 7}
+    configs = [config(**{**length, **shape, **own}) for own in (RUNS if "parametrisation" not in shape else RUNS[::2])]
+    plain, captured = stacked(configs), stacked(configs, cuda_graph=True)
+    for one, other in zip(plain[0], captured[0], strict=True):
+        assert all(weight.equal(other.get_parameter(name)) for name, weight in one.named_parameters())
+    rows = [[{**row, "tokens_per_second": 0} for run in runs for row in run.curves] for _, runs in (plain, captured)]
+    assert rows[0] == rows[1] and len(recorders) == 1
+    for runs, replays in ((plain[1], 0), (captured[1], configs[0].n_steps - 3)):
+        assert {(run.captured_steps, run.n_stacked) for run in runs} == {(replays, len(configs))}
+
+
+def test_a_captured_stack_goes_on_in_parts_alone_and_where_gradients_are_noted(monkeypatch):
+    """One run notes gradients every third step, another leaves after 7, the third after 14: each group that remains is
+    captured anew, and ends with the bits that it has uncaptured."""
+
+    def leave(at: int, step: int, curves: list) -> None:
+        if step == at:
+            raise ValueError("leaves")
+
+    recorders = stand_in(monkeypatch)
+    configs = [config(train_tokens=32 * 23, seed=seed) for seed in range(3)]
+    configs[0] = config(train_tokens=32 * 23, observe_every=3, measures=["loss", "gradients"])
+    options: list[dict] = [{}, {"progress": functools.partial(leave, 7)}, {"progress": functools.partial(leave, 14)}]
+    (models, plain), (others, captured) = (stacked(configs, options, cuda_graph=on) for on in (False, True))
+    for one, other in zip(models, others, strict=True):
+        assert all(weight.equal(other.get_parameter(name)) for name, weight in one.named_parameters())
+    assert plain[0].observations == captured[0].observations and len(plain[0].observations) == 9 * 2
+    assert (plain[0].captured_steps, captured[0].captured_steps) == (0, 1 + 2 + 2) and len(recorders) == 3
+
+
+def test_a_stack_with_a_run_that_cannot_be_captured_is_not(monkeypatch):
+    recorders = stand_in(monkeypatch)
+    configs = [config(train_tokens=32 * 6), config(train_tokens=32 * 6, optimizer="muon", seed=1)]
+    models = [Decoder(cfg, cfg.seed) for cfg in configs]
+    runs = [
+        steps_of(cfg, model, {"cuda_graph": cfg.optimizer == "adamw"})
+        for cfg, model in zip(configs, models, strict=True)
+    ]
+    assert all(run.captured_steps == 0 for run in train_together(runs, [Clock(), Clock()])) and not recorders
+
+
 def test_a_stack_follows_the_rules_of_a_parametrisation():
     """Its branches, logits and optimizers: as each of two alone, over 6 steps."""
     configs = [config(**PARAMETRISED, seed=seed) for seed in (0, 1)]
@@ -165,14 +211,14 @@ def test_micro_batches_of_a_stack_take_the_same_steps():
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch, limit, sizes):
     tried: list[int] = []
 
-    def limited(model, states):
-        tried.append(len(states))
-        if len(states) > limit:
+    def limited(step, parts):
+        tried.append(len(step.runs))
+        if len(step.runs) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return backward(model, states)
+        return update(step, parts)
 
-    backward = stack.backward
-    monkeypatch.setattr(stack, "backward", limited)
+    update = StackedStep.update
+    monkeypatch.setattr(StackedStep, "update", limited)
     configs = [config(train_tokens=32 * 3, seed=seed) for seed in range(4)]
     for cfg, result in zip(configs, stacked(configs)[1], strict=True):
         assert losses(result) == pytest.approx(losses(alone(cfg)[1]), abs=1e-6)
@@ -183,9 +229,41 @@ def test_an_error_of_the_stack_itself_ends_all(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(stack, "backward", broken)
+    monkeypatch.setattr(StackedStep, "update", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         stacked([config(seed=0), config(seed=1)])
+
+
+def test_a_shortage_between_the_updates_of_two_runs_ends_all(monkeypatch):
+    """Taken again, the step of the first would count twice; in processes of their own all go on from checkpoints."""
+    apply = TrainingState.apply
+
+    def short(run, *row):
+        if run.config.seed == 1 and run.step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return apply(run, *row)
+
+    monkeypatch.setattr(TrainingState, "apply", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        stacked([config(seed=seed) for seed in range(3)])
+
+
+def test_a_stack_that_is_halved_between_two_takes_no_step_twice(monkeypatch):
+    """Of two stacks of two the second no longer fits in the third step: its runs then train alone."""
+    update = StackedStep.update
+
+    def limited(step, parts):
+        if step.runs[0].config.seed == 2 and step.runs[0].step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return update(step, parts)
+
+    monkeypatch.setattr(StackedStep, "update", limited)
+    monkeypatch.setattr(stack, "_Stacks", lambda size: _Stacks(2))
+    configs = [config(train_tokens=32 * 6, seed=seed) for seed in range(4)]
+    models, results = stacked(configs)
+    for cfg, model, result in zip(configs, models, results, strict=True):
+        assert_as_alone(cfg, model, result)
+        assert result.n_stacked == 2
 
 
 @pytest.mark.parametrize(
