@@ -97,7 +97,7 @@ class CapturedUpdate:
         self.n_warm = 0
 
     def __call__(self, update: Callable[[Sequence[Part]], Tensor], parts: list[Part]) -> tuple[Tensor, bool]:
-        """The result of `update(parts)`, the step's losses and gradient norms, on the device; whether it is a replay's."""
+        """`update(parts)`, the step's losses and gradient norms on the device; and whether a replay made them."""
         groups = self.optimizer.param_groups
         if not self.parts:
             for inputs, targets, _ in parts:

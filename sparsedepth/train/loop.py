@@ -139,12 +139,9 @@ class TrainingState:
         """For updates by that optimizer."""
         return CapturedUpdate(optimizer, CudaCapture(self.runtime.device))
 
-    def set_learning_rate(self) -> None:
-        set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
-
     def take_step(self, batch: Batch) -> None:
         if self.taken is None:
-            self.set_learning_rate()
+            set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
             parts = [*batch.parts(self.runtime.micro_batch)]
             with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
                 if self.captured and not self.is_gradient_norm_due:
@@ -280,19 +277,10 @@ class TrainingState:
     def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
         """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk`
         that is newer. Raises ValueError if its steps had another precision or read other data."""
-        own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
-        shared = (
-            checkpoint.read(
-                trunk,
-                self.model,
-                self.optimizer,
-                self.devices,
-                after=own.step if own else 0,
-                upto=self.config.stable_steps,
-            )
-            if trunk
-            else None
-        )
+        into = self.model, self.optimizer, self.devices
+        own = checkpoint.read(folder, *into) if folder else None
+        limits = {"after": own.step if own else 0, "upto": self.config.stable_steps}
+        shared = checkpoint.read(trunk, *into, **limits) if trunk else None
         position = shared or own
         if position:
             if position.precision not in (None, self.runtime.precision):

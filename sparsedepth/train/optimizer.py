@@ -103,7 +103,7 @@ class BatchedMuon(torch.optim.Muon):
 class CombinedOptimizer:
     """Several optimizers with separate parameters, used as one."""
 
-    def __init__(self, *optimizers: torch.optim.Optimizer):
+    def __init__(self, *optimizers: "AnyOptimizer"):
         self.optimizers = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self.state: Mapping[Tensor, dict[str, Any]] = {

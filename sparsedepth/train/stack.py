@@ -23,7 +23,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.cuda_graph import CapturedUpdate
 from sparsedepth.train.feed import Part
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
-from sparsedepth.train.optimizer import CombinedOptimizer
+from sparsedepth.train.optimizer import CombinedOptimizer, learning_rate, set_learning_rate
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
 
@@ -150,7 +150,7 @@ class StackedStep:
     def take(self) -> None:
         """Take the next step of each run, on its own batch."""
         for run in self.runs:
-            run.set_learning_rate()
+            set_learning_rate(run.optimizer, learning_rate(run.config, run.step))
         n_sequences = min((size for run in self.runs if (size := run.runtime.micro_batch)), default=None)
         each = zip(*(run.batch.parts(n_sequences) for run in self.runs), strict=True)
         parts = [part for of_runs in each for part in of_runs]
