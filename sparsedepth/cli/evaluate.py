@@ -50,11 +50,11 @@ class EvaluateCommand:
     )
     device: option.Device = "auto"
     against: Annotated[option.ModelName | None, typer.Option(help="second model, compared question by question")] = None
-    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None
+    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8, or all, each by itself")] = None
 
-    @property
-    def ranges(self) -> list[str]:
-        return [] if self.without is None else [*dict.fromkeys(part.strip() for part in self.without.split(","))]
+    def ranges(self, n_layers: int) -> list[str]:
+        named = [] if self.without is None else [part.strip() for part in self.without.split(",")]
+        return [*map(str, range(1, n_layers + 1))] if named == ["all"] else [*dict.fromkeys(named)]
 
     def compute(self, tell: Tell = lambda evaluation, note: None) -> Evaluated:
         from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
@@ -73,12 +73,12 @@ class EvaluateCommand:
         place = measuring_device(find_device(self.device))
         models = [str(name) for name in (self.model, self.against) if name is not None]
         loaded, *other = [load_model(name, device=place, dtype="fp32") for name in models]
-        for layers in self.ranges:
+        for layers in (ranges := self.ranges(loaded.probed.n_layers)):
             layers_left(layers, loaded.probed.n_layers)
         loaded_tasks = load_tasks(names, None if self.include_path is None else Path(self.include_path), self.limit)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        own = _evaluate(loaded, loaded_tasks, self.ranges, out, tell)
+        own = _evaluate(loaded, loaded_tasks, ranges, out, tell)
         return Evaluated(own, _evaluate(other[0], loaded_tasks, [], out, tell) if other else [])
 
 
@@ -89,7 +89,7 @@ def evaluate(given: EvaluateCommand) -> None:
     found = given.compute(lambda evaluation, note: print(evaluation_text(evaluation, note)))
     if given.against is not None:
         _print_differences(found.own, found.against)
-    if given.ranges:
+    if given.without is not None:
         _print_losses(found.own)
 
 

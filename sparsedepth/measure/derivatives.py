@@ -27,6 +27,13 @@ E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with t
 per_token: the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are the same, so their
 scatter over the tokens is an upper bound.
 
+Jacobian map: how far the blocks between two states are from the identity, J_t = d x_b[t] / d x_a[t].
+
+    map(a, b) = sqrt(E_t ||J_t - I||_F^2),   0 <= a < b <= L;   map(l - 1, l) = per_token of block l
+
+by the products above, of u at x_b with all earlier states at once. Pre-LN's deep blocks approach the identity
+(2502.05795, section 3): a corner of the map near 0 is a range of blocks that leaves the stream as it is.
+
 Gradient along depth: the norm of the loss's gradient with respect to the residual stream, by layer.
 
     g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L
@@ -42,7 +49,7 @@ Shapes: P probes."""
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,7 +58,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finites, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, by_pair, finites, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import batches, by_sequence
 from sparsedepth.probe.probed_model import ProbedModel
@@ -123,19 +130,27 @@ def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull
 
 
 def _probed_products(pull: Pull, x_BTD: Tensor, v_PD: Tensor, seeds: np.ndarray) -> Products:
-    """Probes and signs come from each sequence's own seed, so results do not depend on the batching."""
-    generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+    v_BTD, draw_signs = _draws(x_BTD, seeds.tolist())
 
     def signed(v_BTD: Tensor) -> Tensor:
-        coins = [torch.randint(0, 2, (x_BTD.shape[1], 1), generator=generator) for generator in generators]
-        sign_BT1 = torch.stack(coins).to(x_BTD.device) * 2.0 - 1.0
+        sign_BT1 = draw_signs()
         return sign_BT1 * pull(sign_BT1 * v_BTD)
 
-    draws = [torch.randn(x_BTD.shape[1:], generator=generator) for generator in generators]
-    v_BTD = torch.stack(draws).to(x_BTD.device)
     square_BT = (signed(v_BTD) * signed(v_BTD)).sum(-1)
     first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
     return square_BT, first, second, torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
+
+
+def _draws(x_BTD: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Callable[[], Tensor]]:
+    """v_BTD, and what draws sign_BT1, of each sequence's own seed, so that results do not depend on the batching."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    v_BTD = torch.stack([torch.randn(x_BTD.shape[1:], generator=generator) for generator in generators])
+
+    def draw_signs() -> Tensor:
+        coins = [torch.randint(0, 2, (x_BTD.shape[1], 1), generator=generator) for generator in generators]
+        return torch.stack(coins).to(x_BTD.device) * 2.0 - 1.0
+
+    return v_BTD.to(x_BTD.device), draw_signs
 
 
 def _exact_products(pull: Pull, x_BTD: Tensor) -> Products:
@@ -211,15 +226,47 @@ def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
         rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
 
 
+def add_jacobian_map_rows(context: MeasureContext, rows: Measurements) -> None:
+    """One pass with a graph of all blocks, and from each block two products back to all earlier states."""
+    probed = context.probed
+    seeds = iter(context.rng().integers(2**63, size=len(context.inputs)).tolist())
+
+    def squares(tokens_BT: Tensor) -> list[Tensor]:
+        states = _states(probed, tokens_BT)
+        v_BTD, draw_signs = _draws(states[0], [*itertools.islice(seeds, len(tokens_BT))])
+        square_BLL = v_BTD.new_zeros(len(tokens_BT), len(states), len(states))
+
+        def pulled(last: int) -> Tensor:
+            sign_BT1 = draw_signs()
+            products = torch.autograd.grad(states[last], states[:last], sign_BT1 * v_BTD, retain_graph=True)
+            return sign_BT1 * torch.stack(products) - v_BTD
+
+        for last in range(1, len(states)):
+            square_BLL[:, :last, last] = (pulled(last) * pulled(last)).sum(-1).mean(-1).T
+        return [square_BLL.double()]
+
+    (square_NLL,) = by_sequence(probed, batches(probed, context.inputs, GRAPH_MEMORY), squares, gradients=True)
+    square_LL = square_NLL.mean(0)
+    deviation_LL = np.sqrt(np.where(square_LL < 0, np.nan, square_LL))
+    rows.add_pairs("jacobian_map", by_pair(deviation_LL, first=0), context.n_tokens)
+
+
+def _states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
+    """x_0 .. x_L in one graph."""
+    with torch.enable_grad():
+        states = [probed.embed(tokens_BT).detach().requires_grad_()]
+        for layer in range(1, probed.n_layers + 1):
+            states.append(probed.block(layer, states[-1]))
+    return states
+
+
 def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
     """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one
     backward pass, with a graph of all blocks."""
 
     def squares(part: Scored) -> list[Tensor]:
+        states = _states(probed, part.inputs)
         with torch.enable_grad():
-            states = [probed.embed(part.inputs).detach().requires_grad_()]
-            for layer in range(1, probed.n_layers + 1):
-                states.append(probed.block(layer, states[-1]))
             logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), part.targets.flatten()
             # The sum, not the mean, so that batches add up.
             loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")

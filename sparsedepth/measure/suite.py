@@ -40,6 +40,7 @@ SUITE: dict[str, AddRows] = {
     "causal": interventions.add_causal_rows,
     "permutation": interventions.add_permutation_rows,
     "jacobian": derivatives.add_jacobian_rows,
+    "jacobian_map": derivatives.add_jacobian_map_rows,
     "removal": interventions.add_removal_rows,
     "trajectories": geometry.add_trajectory_rows,
     "participation": variance.add_participation_rows,

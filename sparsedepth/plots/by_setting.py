@@ -47,7 +47,15 @@ from sparsedepth.words.degeneracy import layer_metrics_caption, main_reason
 from sparsedepth.words.plain_text import counted
 
 VARIANCE = "residual_variance"
-SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
+SCORES = (
+    "causal_effect",
+    "affine_loss_increase",
+    "affine_loss_added",
+    "skip_loss_increase",
+    "span_loss_added",
+    "jacobian_deviation",
+    "angular_distance",
+)
 GRADIENTS = ("gradient_norm", "stream_gradient")
 BY_DEPTH = (VARIANCE, "causal_effect", "affine_loss_increase")
 TRAINING = {"train_loss": "tokens", "training": "tokens (last layer)"}

@@ -220,7 +220,7 @@ def _legend_above(axis: Any, labels: Sequence[str]) -> None:
     n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= 27 else 1  # characters
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
-    room = 0.04 + 0.105 * -(-len(labels) // n_columns)  # as a share of the panel's height
+    room = 0.04 + 0.11 * -(-len(labels) // n_columns)  # as a share of the panel's height
     axis.set_ylim(top=float(scale.inverted().transform(high + (high - low) * room / (1 - room))))
     legend = axis.legend(
         fontsize=6.5, handlelength=1.6, borderaxespad=0.1, labelspacing=0.2, columnspacing=1.0, ncols=n_columns,

@@ -1,5 +1,5 @@
-"""Causal and permutation effects by pair of layers, of the baseline and of each setting, at the deepest depth; and how
-a matrix of layers is drawn.
+"""Values by pair of layers, of the baseline and of each setting at the deepest depth: causal and permutation effects,
+angles, and where they were measured the Jacobian's map and removal; and how a matrix of layers is drawn.
 
 A cell is the mean over the runs of a setting. Each row has one colour scale, so that its panels are comparable. Grey
 cells are missing pairs."""
@@ -24,7 +24,8 @@ from sparsedepth.words.captions import escaped, not_shown, shortened, title_of_p
 from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.plain_text import counted
 
-METRICS = ("causal_effect", "permutation_effect")
+METRICS = ("causal_effect", "permutation_effect", "angular_distance", "jacobian_map", "removal_drop")
+OF_STATES = ("angular_distance", "angular_distance_last_token", "jacobian_map")
 MOST = 4
 """Settings side by side; more would be too small to read."""
 AXES = {
@@ -105,7 +106,7 @@ def pairs_that_exist(metric: str, n_layers: int) -> np.ndarray:
 
 
 def _first(metric: str) -> int:
-    return int(not metric.startswith("angular_distance"))
+    return int(metric not in OF_STATES)
 
 
 def as_matrix(pairs: pd.DataFrame, metric: str, n_layers: int) -> np.ndarray:

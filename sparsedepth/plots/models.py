@@ -1,6 +1,8 @@
-"""Figure `models`: the blocks that measured models need against those that they have, with the interval over sequences.
+"""Figures of single models. `models`: the blocks that measured models need against those that they have, with the
+interval over sequences. The colour is the family; hollow: weights below fp32. On the line all blocks are needed.
 
-The colour is the family; hollow: weights below fp32. On the line all blocks are needed."""
+`removal`: what each task of `evaluate --without all` loses without a layer, with the interval over its documents, and
+the relative loss increase without it, where it was measured."""
 
 from functools import partial
 from itertools import cycle
@@ -9,13 +11,28 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sparsedepth.plots.facets import Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
+from sparsedepth.plots.runs import all_runs, shown_settings
 from sparsedepth.plots.style import GREY, MARKERS, SERIES
 from sparsedepth.store.connection import Store
 from sparsedepth.store.saved_queries import ask
 from sparsedepth.words.captions import escaped, models_caption
 
 MOST_NAMES = 12
+MOST = 5
+"""Models of a panel."""
+REMOVED = r"""
+select * from (
+    select concat_ws(', ', task, metric, nullif(filter, 'none')) as panel, run_id, regexp_extract(model, '[^/]+/?$') as
+        model, without::int as x, value as mean, lo, hi
+    from evals where metric like '%\_lost' escape '\' and regexp_full_match(without, '\d+')
+    union all
+    select 'skip_loss_increase', run_id, null, layer, value, null, null
+    from layers where metric = 'skip_loss_increase' and run_id in (select run_id from evals where without is not null)
+    qualify step = max(step) over (partition by run_id)
+) order by panel = 'skip_loss_increase', panel, run_id, model, x
+"""
 
 
 def models(store: Store) -> Drawing:
@@ -24,6 +41,19 @@ def models(store: Store) -> Drawing:
     if rows["needed_layers"].isna().all():
         raise NothingToDraw("no measured model has needed layers; measure usefulness")
     return Drawing(data=rows, page=partial(_page, rows.dropna(subset="needed_layers")))
+
+
+def removal(store: Store) -> Drawing:
+    """A panel for each task and metric, a line for each model. Raises NothingToDraw."""
+    rows = store.frame(REMOVED)
+    if rows.empty:
+        raise NothingToDraw("no task was scored without single layers; sparsedepth evaluate --tasks NAME --without all")
+    setting = all_runs(store).set_index("run_id")["setting"]
+    rows["setting"] = (rows["run_id"].map(setting) + ", " + rows["run_id"]).fillna(rows["model"])
+    rows = rows[rows["setting"].isin(shown_settings(rows["setting"], MOST))].assign(n_seeds=1)
+    look = {"x_label": "layer left out", "y_label": "lost without the layer"}
+    kinds = [Panel(key=key, title=escaped(key), **look) for key in rows["panel"].unique()]
+    return lines_drawing(rows, kinds)
 
 
 def _page(rows: pd.DataFrame) -> Figure:

@@ -94,6 +94,7 @@ _OURS: tuple[Measure, ...] = (
     CAUSAL := Measure("causal", _by_layer),
     PERMUTATION := Measure("permutation", _by_pair, source=SPARSITY),
     JACOBIAN := Measure("jacobian", _jacobian, on_request=True),
+    JACOBIAN_MAP := Measure("jacobian_map", lambda sizes: (sizes.n_layers + 2.0, 0), source=CURSE, on_request=True),
     REMOVAL := Measure("removal", _by_range, source=DEEPER, on_request=True),
     TRAJECTORIES := Measure("trajectories", lambda sizes: (1, 0), on_request=True),
     PARTICIPATION := Measure(
@@ -231,6 +232,9 @@ _RECORDS: tuple[Quantity, ...] = (
             ("jacobian_deviation_averaged", "||E_t J_tt - I||_F", ": what the tokens' Jacobians have in common", SPARSITY, ""),
             ("jacobian_deviation_released", "||E_s sum_t J_ts - I||_F / d_model", "", f"{SPARSITY}, released code",
              "Jacobian deviation, released code"))),
+    JACOBIAN_MAP.number("jacobian_map", "sqrt(E_t ||J_t - I||_F^2), J_t = d x_b[t] / d x_a[t], a = `layer` < b = "
+        "`other_layer`, from layer 0 on; by random probes; NULL where their noise makes the square negative", tables=PAIRS,
+        scale="log", label="Jacobian map: deviation from identity"),
     EXPERTS.number("effective_experts", "exp(-sum_e f_e ln f_e), f_e = expert e's share of the choices", "expert",
         tables=RUNS_LAYERS, source="2101.03961 (load)", has_interval=True),
     EXPERTS.number("expert_load_variation", "sd_e(f_e) / mean_e(f_e); 0 = balanced", tables=RUNS_LAYERS,

@@ -6,6 +6,9 @@ import pytest
 import transformers
 from support.run_folders import loud_run, write_task
 
+from sparsedepth.plots.models import removal
+from sparsedepth.store.connection import open_store
+
 TEXT = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
 METRICS = {"metric_list": [{"metric": "bits_per_byte"}]}
 
@@ -53,6 +56,15 @@ def test_without_layers_a_table_shows_what_is_lost(tmp_path, command):
     assert row.split()[:3] == ["threes", "acc", "2"]
     again, _ = command(*asked)
     assert again.splitlines()[-1] == row and again.count("stored") == 2  # of what is kept
+    out, _ = command(*asked[:-1], "all")
+    first, second = sorted(out.splitlines()[-2:], key=lambda line: line.split()[2])
+    assert (first.split()[2], second, out.count("written:")) == ("1", row, 1)
+    with open_store(run.parent.parent) as store:
+        drawn = removal(store).data
+    of_task = drawn[drawn["panel"] == "threes, acc_lost"]
+    assert of_task["x"].tolist() == [1, 2] and {*drawn["setting"]} == {f"baseline, {run.name}"}
+    assert of_task["mean"].tolist() == pytest.approx([float(line.split()[-3]) for line in (first, second)])
+    assert (of_task["lo"] <= of_task["mean"]).all() and (of_task["mean"] <= of_task["hi"]).all()
     out, _ = command(*asked[:-2], "--against", loud_run(tmp_path, depth_scale="lns"))
     assert "minus the first, paired by question" in out
     assert out.splitlines()[-1].split()[:3] == ["threes", "acc", "none"] and out.splitlines()[-1].endswith(" 6")

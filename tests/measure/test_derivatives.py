@@ -10,11 +10,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import FAMILIES, jacobian_blocks, run_config
-from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, rng, tokens_per_pass
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    by_pair,
+    found_by,
+    identity,
+    integers,
+    normal,
+    rng,
+    tokens_per_pass,
+)
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.measure.derivatives import FORMS, _summarise, gradients, jacobian_deviation
+from sparsedepth.measure.derivatives import (
+    FORMS,
+    _summarise,
+    add_jacobian_map_rows,
+    gradients,
+    jacobian_deviation,
+)
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
@@ -225,3 +241,34 @@ def test_training_notes_the_norm_of_each_blocks_gradient_before_it_is_clipped():
     for row, block in zip(rows[:5], model.blocks, strict=True):
         expected = sum(weight.grad.square().sum().item() for weight in block.parameters()) ** 0.5
         assert row["value"] == pytest.approx(expected, rel=1e-4) and row["metric"] == "gradient_norm"
+
+
+def test_ranges_of_blocks_by_hand():
+    """T = 4, D = 2: blocks that double, or mix tokens with J_tt = (1 + 1/t) I, have Jacobians 2 I, (1 + 1/t) I, and
+    together 2 (1 + 1/t) I, whatever other tokens do; the deviation is sqrt(2) times the root mean square of less 1."""
+    model = HandMadeModel([lambda x: 2 * x, running_mean, identity], normal(5, 2))
+    tokens, t = integers(5, 4000, 4), np.arange(1, 5)
+    rows = found_by(add_jacobian_map_rows, model, tokens)
+    found = by_pair(rows, "jacobian_map")
+    alone, both = (2 * (1 / t**2).mean()) ** 0.5, (2 * ((1 + 2 / t) ** 2).mean()) ** 0.5
+    expected = {(0, 1): 2**0.5, (0, 2): both, (1, 2): alone, (0, 3): both, (1, 3): alone, (2, 3): 0}
+    assert found == pytest.approx(expected, rel=0.05) and len(rows.pairs) == 6
+
+
+def test_ranges_against_plain_autograd_under_any_budget():
+    model = Decoder(run_config(n_layers=3, d_model=16, d_ff=24, init_std=0.4, **FAMILIES["gqa_lns"]))
+    probed, tokens = ProbedDecoder(model), integers(40, 150, 5)
+    found = by_pair(found_by(add_jacobian_map_rows, probed, tokens), "jacobian_map")
+    with tokens_per_pass(3000):
+        again = by_pair(found_by(add_jacobian_map_rows, probed, tokens), "jacobian_map")
+    assert again == pytest.approx(found, rel=1e-4)
+    single = jacobian_deviation(probed, tokens, rng(), 2)["per_token"].by_layer
+    assert [found[layer - 1, layer] for layer in (1, 2, 3)] == pytest.approx(single, rel=0.1)
+    few = tokens[:12]
+    exact = []
+    for row_T in few:
+        through = torch.autograd.functional.jacobian(
+            lambda x: probed.block(3, probed.block(2, x[None]))[0], probed.block(1, probed.embed(row_T[None]))[0].detach()
+        )
+        exact += [(through[t, :, t] - torch.eye(16)).square().sum().item() for t in range(5)]
+    assert found[1, 3] == pytest.approx(np.mean(exact) ** 0.5, rel=0.15)

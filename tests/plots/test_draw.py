@@ -87,7 +87,7 @@ def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_
     figures = draw(store, "all", tmp_path / "a", format="svg")
     written, left_out = [*figures.paths], figures.left_out
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
-    needed = {"curves", "gradients", "matrices", "learning_rate", "isoflop", "history", "models", "ladder"}
+    needed = {"curves", "gradients", "matrices", "learning_rate", "isoflop", "history", "models", "ladder", "removal"}
     of_a_search = {"slices", "parallel"}
     differing = set(left_out) ^ (needed | of_a_search)
     assert not differing, f"{differing}: `fill` above must write what they draw, or they join `needed` as not drawn"
