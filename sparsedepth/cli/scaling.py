@@ -141,10 +141,9 @@ def depth(
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         shapes = shapes_answer(store)
-        is_alone = shapes is not None and not shapes.has_seeds  # depths are judged by seeds
-        found = [] if is_alone else crossovers(budget_cells(store))
+        found = [] if shapes and shapes.decides else crossovers(budget_cells(store))
     lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else [])]
-    table = shapes.table if shapes and is_alone else crossover_table(found)
+    table = shapes.table if shapes and shapes.decides else crossover_table(found)
     write(wrapped(lines).encode() if format == "table" else encode(table, format), out)
 
 

@@ -24,6 +24,7 @@ from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import ByLr, Fit, fit, fit_of
+from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import unit_of
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -111,6 +112,11 @@ class Cells:
     def at_equal_lr(self) -> bool:
         """Whether settings are compared at equal lr first: tuning chose, and not by this outcome."""
         return bool(self.tuned) and not self.is_tuned
+
+    def side(self, name: str, cell: "CellRuns", outside: float) -> Side:
+        """What may withhold a verdict on a cell. `outside`: the probability that its optimum is beyond the lr tried."""
+        lr, edge = f"{self.field} {cell.lr:g}" if self.field else "", cell.edge if self.is_tuned else ""
+        return Side(name=name, lr=lr, edge=edge, outside=outside, diverged=cell.n_diverged)
 
 
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
@@ -391,14 +397,14 @@ def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
     return cell
 
 
-def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit | None:
+def fit_with_curves(cells: Sequence[CellRuns], sign: int) -> Fit | None:
     """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
-    is the negative's. `apart` keeps the seeds of each cell its own, as those of cells of different depths are."""
+    is the negative's."""
     step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
     parts = []
     for number, cell in enumerate(cells):
         y_N = np.where(np.isin(cell.lr_N, [*cell.diverged_lr]), np.nan, -sign * cell.value_N)
-        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N + number * apart
+        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N
         parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
     rows = pd.concat(parts).dropna()
     if rows.loc[rows["u"] == 0, "cell"].nunique() < len(cells):

@@ -26,18 +26,13 @@ class SettingDepths:
     """By n_layers, ascending; each has results."""
     depths: Mapping[int, Depth]
     """With their other settings."""
-    is_tuned: bool
-    """Whether lr was tuned by this outcome."""
-    field: str
-    """The tuned field; '' without tuning."""
-    sign: int
-    """1 where a higher outcome is better."""
+    of: Cells
 
     @cached_property
     def curves(self) -> tuple[list[int], Fit | None]:
         """The depths that were run at several lr, and their fit."""
-        tuned = {depth: cell for depth, cell in self.cells.items() if self.is_tuned and cell.tried[1:]}
-        return [*tuned], fit_with_curves([*tuned.values()], self.sign) if tuned else None
+        tuned = {depth: cell for depth, cell in self.cells.items() if self.of.is_tuned and cell.tried[1:]}
+        return [*tuned], fit_with_curves([*tuned.values()], sign(self.of.outcome)) if tuned else None
 
     @cached_property
     def means(self) -> tuple[list[int], Fit | None]:
@@ -56,15 +51,10 @@ class SettingDepths:
 
     def side(self, depth: int) -> Side:
         """What may withhold a verdict on a depth."""
-        cell, edge = self.cells[depth], self.cells[depth].edge if self.is_tuned else ""
-        lr = f"{self.field} {cell.lr:g}" if self.field else ""
-        return Side(name=f"{depth} layers", lr=lr, edge=edge, outside=self._outside(depth))
-
-    def _outside(self, depth: int) -> float:
-        """The probability that the optimum lies beyond the values tried, by the fit of all settings of the depth."""
         at, name = self.depths[depth], self.cells[depth].setting
         has_curve = at.has_curves and name in at.order and at.fitted is not None
-        return float(at.fitted.values.outside_C[at.order.index(name)]) if has_curve else 0.0
+        outside = float(at.fitted.values.outside_C[at.order.index(name)]) if has_curve else 0.0
+        return self.of.side(f"{depth} layers", self.cells[depth], outside)
 
     def lr_variance(self, depth: int) -> float:
         """Of the results' mean about the outcome at the best lr."""
@@ -81,10 +71,7 @@ def depths_of(cells: Cells, depths: Sequence[Depth], names: Collection[str]) -> 
     """A setting at these depths; its names, which have the budget where there are several."""
     own = {at.depth: next((at.cells[name] for name in names if name in at.cells), None) for at in depths}
     with_results = {depth: cell for depth, cell in own.items() if cell and cell.results}
-    return SettingDepths(
-        cells=with_results, depths={at.depth: at for at in depths}, is_tuned=cells.is_tuned, field=cells.field,
-        sign=sign(cells.outcome),
-    )  # fmt: skip
+    return SettingDepths(cells=with_results, depths={at.depth: at for at in depths}, of=cells)
 
 
 def with_budgets(cells: Cells) -> pd.DataFrame:

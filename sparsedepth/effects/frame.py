@@ -245,16 +245,10 @@ def _set_own_lr(cells: Cells, at: Depth, row: Row, weights: dict[str, float], si
         return
     _set_contrast(row, contrast_of(at.fitted, *numbers))
     own, other = (
-        _side(cells, name, side, outside)
+        cells.side(name, side, outside)
         for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
     )
     row.sides = own, other
-
-
-def _side(cells: Cells, name: str, side: CellRuns, outside: float) -> Side:
-    lr = f"{cells.field} {side.lr:g}" if cells.field else ""
-    edge = side.edge if cells.is_tuned else ""
-    return Side(name=name, lr=lr, edge=edge, outside=outside, diverged=side.n_diverged)
 
 
 def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, float]) -> Distribution | None:

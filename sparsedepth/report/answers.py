@@ -69,7 +69,7 @@ def answer(store: Store, name: str) -> Answer:
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
     shapes = shapes_answer(store) if name == "depth" else None
-    if shapes is not None and shapes.law is not None and not shapes.has_seeds:  # depths are judged by seeds
+    if shapes is not None and shapes.decides:
         found = _of_shapes(shapes)
     else:
         runs = _read(store)

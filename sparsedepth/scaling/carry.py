@@ -25,12 +25,6 @@ from sparsedepth.words.values import assignment
 ROLES = roles(RunConfig)
 
 
-class Interval(NamedTuple):
-    mean: float
-    lo: float
-    hi: float
-
-
 class ShapeRegret(NamedTuple):
     shape: str
     lr: float
@@ -44,7 +38,8 @@ class Carried(NamedTuple):
 
     setting: str
     shapes: list[ShapeRegret]
-    regret: Interval
+    regret: tuple[float, float, float]
+    """The mean over shapes, and its interval."""
     rms: float
     n_seeds: int
 
@@ -105,15 +100,15 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
     array_PS = np.array(regret_PS)
     sides = [_interval(array_PS.mean(axis=0)), *([_interval(array_PS.mean(axis=1))] if len(shapes) > 1 else [])]
     rms = float(np.sqrt(np.mean([shape.regret**2 for shape in shapes])))
-    return Carried(setting, shapes, max(sides, key=lambda side: side.hi), rms, len(seeds))
+    return Carried(setting, shapes, max(sides, key=lambda side: side[-1]), rms, len(seeds))
 
 
-def _interval(value_X: np.ndarray) -> Interval:
+def _interval(value_X: np.ndarray) -> tuple[float, float, float]:
     mean = float(value_X.mean())
     if not np.isfinite(value_X).all() or len(value_X) < 2:
-        return Interval(mean, -math.inf, math.inf)
+        return mean, -math.inf, math.inf
     half = t_critical(len(value_X) - 1) * float(value_X.std(ddof=1)) / math.sqrt(len(value_X))
-    return Interval(mean, mean - half, mean + half)
+    return mean, mean - half, mean + half
 
 
 def carry_table(found: Sequence[Carried]) -> QueryResult:

@@ -10,21 +10,19 @@ was tuned, a row has what `effects` finds at its budget alone: effect and effect
 optimum, and lr_variance, what the choice of lr adds to the variance of its mean in a comparison of depths."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, cells_of, depth_of, fit_with_curves, read_runs
-from sparsedepth.effects.depths import budget_of, budgets_of
+from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, cells_of, depth_of, read_runs
+from sparsedepth.effects.depths import budget_of, depths_of, with_budgets
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.outside import SECONDS
-from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
@@ -205,54 +203,37 @@ def budget_rows(
     runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
     if runs.empty:
         raise ValueError(NO_FLOPS)
-    setting_of = dict(zip(runs["run_id"], runs["setting"], strict=True))
-    choices = lr_choices(cells or budget_cells(store, loss), setting_of)
+    choices = lr_choices(cells or budget_cells(store, loss))
     return runs.join(choices, on="run_id", how="inner").reset_index(drop=True)
 
 
-def lr_choices(cells: Cells, setting_of: Mapping[str, str]) -> pd.DataFrame:
-    """run_id -> CHOICES, from the cells of a loss at every budget, and run_id -> setting of the results; without runs
-    at another lr than the one that `effects` compares, or scored in another way."""
-    rows = cells.rows.assign(budget=budgets_of(cells.rows), result=cells.rows["run_id"].map(setting_of))
+def lr_choices(cells: Cells) -> pd.DataFrame:
+    """run_id -> CHOICES, from the cells of a loss at every budget; without runs at another lr than the one that
+    `effects` compares, or scored in another way."""
+    rows = with_budgets(cells)
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
-    depths = defaultdict[tuple[float, str], list[TunedCell]](list)
     other_lr: set[str] = set()
-    for _, at_budget in rows.groupby(["budget", "n_layers"]):
-        at = depth_of(cells, at_budget)
-        lr = at_budget["setting"].map({name: cell.lr for name, cell in at.cells.items()})
-        other_lr |= {*at_budget.loc[(at_budget["lr"] != lr) & at_budget["lr"].notna() & lr.notna(), "run_id"]}
-        for tuned in _tuned_cells(at, at_budget):
-            depths[at_budget["budget"].iloc[0], tuned.setting].append(tuned)
-            if tuned.effect is not None:
-                found.loc[tuned.run_ids, ["effect", "effect_sd"]] = tuned.effect.estimate, tuned.effect.sd
-    for of_depths in depths.values():
-        fitted = fit_with_curves([tuned.cell for tuned in of_depths], sign(cells.outcome), apart=1 << 40)
-        for tuned, variance in zip(of_depths, fitted.values.choice_C if fitted else (), strict=False):
-            found.loc[tuned.run_ids, "lr_variance"] = variance
+    for _, at_budget in rows.groupby("budget"):
+        depths = [depth_of(cells, own) for _, own in at_budget.groupby("n_layers")]
+        names = at_budget.groupby("name")["setting"].unique()
+        of_name = {str(name): depths_of(cells, depths, {*settings}) for name, settings in names.items()}
+        for at, (_, own) in zip(depths, at_budget.groupby("n_layers"), strict=True):
+            lr = own["setting"].map({name: cell.lr for name, cell in at.cells.items()})
+            other_lr |= {*own.loc[(own["lr"] != lr) & own["lr"].notna() & lr.notna(), "run_id"]}
+            for name, run_ids in own.groupby("name")["run_id"]:
+                side = of_name[str(name)]
+                found.loc[run_ids, "lr_variance"] = side.lr_variance(at.depth)
+                if effect := _effect(at, *(of.cells.get(at.depth) for of in (side, of_name.get(BASELINE, side)))):
+                    found.loc[run_ids, ["effect", "effect_sd"]] = effect.estimate, effect.sd
     return found.drop(index=[*other_lr])
 
 
-class TunedCell(NamedTuple):
-    """A cell with a curve of lr, at one depth and budget."""
-
-    setting: str
-    cell: CellRuns
-    run_ids: pd.Series
-    effect: Distribution | None
-    """None of the baseline, and where no seeds connect the two."""
-
-
-def _tuned_cells(at: Depth, rows: pd.DataFrame) -> Iterator[TunedCell]:
-    """Those of the cells of a depth that have results."""
-    if not at.has_curves or (fitted := at.fitted) is None:
-        return
-    names = rows.dropna(subset="result").groupby("result")["setting"].first()
-    names = names[names.isin(at.order)]
-    for setting, name in names.items():
-        sides = [at.order.index(name), at.order.index(names.get(BASELINE, name))]
-        is_connected = sides[0] != sides[1] and fitted.connects(sides)
-        effect = fitted.effect(*sides) if is_connected else None
-        yield TunedCell(str(setting), at.cells[name], rows.loc[rows["setting"] == name, "run_id"], effect)
+def _effect(at: Depth, side: CellRuns | None, baseline: CellRuns | None) -> Distribution | None:
+    """Each at its own optimum; None without curves, and where no seeds connect the two."""
+    if side is None or baseline is None or side is baseline or not at.has_curves or at.fitted is None:
+        return None
+    sides = [at.order.index(each.setting) for each in (side, baseline) if each.setting in at.order]
+    return at.fitted.effect(*sides) if len(sides) == 2 and at.fitted.connects(sides) else None
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:

@@ -48,6 +48,11 @@ class ShapesAnswer:
     """Points that are a fitted optimum of lr and batch."""
 
     @property
+    def decides(self) -> bool:
+        """Whether the question of depth is answered by these shapes: else depths are judged by seeds."""
+        return self.law is not None and not self.has_seeds
+
+    @property
     def table(self) -> QueryResult:
         """Layers per 64 of width."""
         rows = [

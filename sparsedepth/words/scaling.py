@@ -31,10 +31,11 @@ def carry_lines(found: "Sequence[Carried]", at: Mapping[str, Any]) -> list[str]:
     """What carrying lr costs each setting, and the line of a definition that states it."""
     shape = ", ".join(assignment(*each) for each in at.items())
     lines = [
-        f"{one.setting}: carrying lr from {shape} adds {one.regret.mean:.3g} nat/token ({one.regret.lo:.3g} to "
-        f"{one.regret.hi:.3g}, {counted(one.n_seeds, 'seed')}, {counted(len(one.shapes), 'shape')}); "
+        f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token ({lo:.3g} to {hi:.3g}, "
+        f"{counted(one.n_seeds, 'seed')}, {counted(len(one.shapes), 'shape')}); "
         f"rms over shapes, for a definition: carry_regret: {one.rms:.3g}"
         for one in found
+        for mean, lo, hi in [one.regret]
     ]
     closing = (
         "regret: loss at the carried lr minus that at the best one tried; interval: the wider of seeds' and shapes'"

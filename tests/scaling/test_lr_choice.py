@@ -43,8 +43,9 @@ def tuned_world(seed: int, noise: float = 0.01) -> tuple[pd.DataFrame, pd.DataFr
 
 
 def choices_of(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    cells = cells_of(runs, "val_loss", every_budget=True)
-    return lr_choices(cells, dict(zip(rows["run_id"], rows["setting"], strict=True)))
+    """Of the results."""
+    choices = lr_choices(cells_of(runs, "val_loss", every_budget=True))
+    return choices[choices.index.isin(rows["run_id"])]
 
 
 def covered(rows: pd.DataFrame, worth: float = 1.0) -> list[bool]:

@@ -84,7 +84,7 @@ def test_costs_say_what_they_are_relative_to():
 
 
 def test_what_carrying_lr_costs_and_whether_it_may_be():
-    regret = Record(mean=0.0123, lo=0.001, hi=0.024)
+    regret = (0.0123, 0.001, 0.024)
     lines = scaling.carry_lines(
         [Record(setting="baseline", regret=regret, n_seeds=3, shapes=(6, 12), rms=0.02)], {"n_layers": 6}
     )
