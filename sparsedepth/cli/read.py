@@ -326,15 +326,15 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_t
     from sparsedepth.effects import cells, frame
     from sparsedepth.effects.equal_loss import effects_at_equal_loss
     from sparsedepth.effects.listing import listing, of_knob
-    from sparsedepth.effects.second_look import second_looks
+    from sparsedepth.effects.second_look import with_second_looks
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
-    from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_line
+    from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_lines
 
     found = cells.cells_of(runs, outcome)
     scores = score_rows(frame.compared(found), outcome)
     usable = usable_form(outcome, scores)
     found = found.of_outcome(usable.form)
-    effects = of_knob(frame.effects_frame(found), given.knob, found)
+    effects = with_second_looks(of_knob(frame.effects_frame(found), given.knob, found), found)
     if not is_text:
         return QueryResult.of_frame(effects)
     weakness = weakness_text(common_weakness(scores))
@@ -344,8 +344,8 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_t
         *filter(None, [weak, caution(usable, "the effects are on"), data]),
         effects_text(listing(effects, found, given.detail)),
     ]
-    looks = [look for look in second_looks(found) if look.effect["setting"] in {*effects["setting"]}]
-    return _text([*lines, *map(second_look_line, looks), *map(equal_loss_line, effects_at_equal_loss(found))])
+    lines += (line for row in QueryResult.of_frame(effects).records() for line in second_look_lines(row))
+    return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

@@ -44,6 +44,12 @@ class Effect(Section):
     baseline_value: Annotated[float | None, Field(description="the plain mean of its results")] = None
     fitted: Annotated[float | None, Field(description="the value whose difference estimate is; ln of a ratio")] = None
     fitted_baseline: float | None = None
+    without: Annotated[str | None, Field(description="the seed or folder that decides or moves it (second look)")] = (
+        None
+    )
+    estimate_without: float | None = None
+    verdict_without: str | None = None
+    later: Annotated[int | None, Field(description="runs that were started after a look at it was possible")] = None
 
     @property
     def is_shown(self) -> bool:

@@ -38,10 +38,22 @@ COLUMNS = (
     *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
     *("fitted", "fitted_baseline", "estimate_own_lr", "lo_own_lr", "hi_own_lr"),
     *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
-    *(*COSTS, "baseline_value", "outcome", "unit"),
+    *(*COSTS, "baseline_value", "without", "estimate_without", "verdict_without", "later", "outcome", "unit"),
 )
-TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason", "outcome", "unit")
-COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
+TEXTS = (
+    "question",
+    "setting",
+    "context",
+    "basis",
+    "at",
+    "verdict",
+    "reason",
+    "without",
+    "verdict_without",
+    "outcome",
+    "unit",
+)
+COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline", "later")
 SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())

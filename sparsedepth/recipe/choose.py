@@ -21,6 +21,7 @@ from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
+from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.plan.forecast import tokens_needed
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
@@ -63,7 +64,7 @@ class Evidence:
         """The effects at one depth, in the order of the frame."""
         if depth not in self._effects:
             cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
-            self._effects[depth] = as_records(effects_frame(cells))
+            self._effects[depth] = as_records(with_second_looks(effects_frame(cells), cells))
         return self._effects[depth]
 
     def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:

@@ -15,6 +15,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
+from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
 from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
@@ -27,7 +28,7 @@ from sparsedepth.store.setting import BUDGET, only_tuning, pending
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
-from sparsedepth.words.effects import lr_text, nothing_text, size_text
+from sparsedepth.words.effects import lr_text, nothing_text, second_look_lines, size_text
 from sparsedepth.words.plain_text import sentence_of
 from sparsedepth.words.report import (
     NEEDED,
@@ -90,6 +91,7 @@ def _read(store: Store) -> pd.DataFrame:
     """The columns of `runs` that the answers need: reading all takes longer than the answer."""
     names = {*CELL_FIELDS, *COSTS.values(), *BESIDE, VARIANCE, NEEDED, OWN, COMMON, *columns_for("usefulness")}
     names |= {"run_id", "cell_id", "seed", "outcome", "model", "origin", "tuning", "tuned_fields", "tuned_by"}
+    names |= {"source", "started", "seconds"}
     known = {column for view, column, *_ in store.schema().rows if view == "runs"}
     return store.frame(f"select {', '.join(sorted(names & known))} from runs order by run_id")
 
@@ -104,7 +106,7 @@ def variance_answer(cells: Cells) -> Answer:
     same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
     frames = [setting_effects(cells.of_outcome(name)) for name in names]
     frames = [frame[frame["setting"].isin(same_data)] for frame in frames]
-    variance = frames[0]
+    variance = frames[0] = with_second_looks(frames[0], cells)
     if variance.empty:
         return Answer(sentence=data_text(cells.settings) or nothing_text(cells))
     ordered = variance["setting"].value_counts(sort=False).sort_values(ascending=False, kind="stable").index
@@ -114,7 +116,13 @@ def variance_answer(cells: Cells) -> Answer:
     return Answer(
         sentence=variance_sentence(variance),
         table=QueryResult(columns=columns, rows=tuple(rows)),
-        notes=variance_notes(cells, turned_at_own_lr(variance), caution(usable), len(ordered) - len(settings)),
+        notes=variance_notes(
+            cells,
+            turned_at_own_lr(variance),
+            QueryResult.of_frame(variance).records(),
+            caution(usable),
+            len(ordered) - len(settings),
+        ),
         rows=_as_table(pd.concat([frame for frame in frames if len(frame)], ignore_index=True)),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
     )
@@ -161,6 +169,7 @@ def depth_answer(cells: Cells) -> Answer:
     records = rows.to_dict("records")
     table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
     reasons = dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"])
+    reasons |= dict.fromkeys(line for row in QueryResult.of_frame(rows).records() for line in second_look_lines(row))
     return Answer(
         sentence=depth_sentence(compared, worth, cells),
         table=table,
@@ -205,7 +214,7 @@ def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd
 
 def _depths(cells: Cells) -> pd.DataFrame:
     """The frame's rows of depth, after one of the depth that they are compared with."""
-    rows = depth_effects(cells)
+    rows = with_second_looks(depth_effects(cells), cells)
     if rows.empty:
         return rows
     baselines = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsedepth.words.effects import interval_text
+from sparsedepth.words.effects import interval_text, second_look_lines
 from sparsedepth.words.plain_text import counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
 from sparsedepth.words.scaling import flops_text, multiplier_text
@@ -98,7 +98,8 @@ def _rows(answer: "Answer") -> list[dict[str, Any]]:
 
 
 def _verdict_text(row: Mapping[str, Any]) -> str:
-    return row["verdict"] + ("" if row.get("p_adjusted") is None else f", adjusted p {row['p_adjusted']:.2g}")
+    p = "" if row.get("p_adjusted") is None else f", adjusted p {row['p_adjusted']:.2g}"
+    return "; ".join([f"{row['verdict']}{p}", *second_look_lines(row)])
 
 
 def _basis_text(row: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Words of effects: sizes with their units and intervals, settings, verdicts that were withheld, and the table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sparsedepth.effects.cells import Cells
     from sparsedepth.effects.equal_loss import AtEqualLoss
     from sparsedepth.effects.listing import Listing
-    from sparsedepth.effects.second_look import SecondLook
     from sparsedepth.effects.verdict import Side
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
@@ -55,13 +54,16 @@ def effect_sentence(row: Row) -> str:
     return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {size}"
 
 
-def second_look_line(look: "SecondLook") -> str:
-    """'second look: n_experts=8 at n_layers=24 is -0.069 without seed 5 (lower; with it -0.0944, lower)'"""
-    effect, unit = look.effect, look.effect["unit"]
-    size = "unknown" if look.estimate is None else size_text(look.estimate, unit, "+", "x")
-    with_it = f"with it {size_text(effect['estimate'], unit, '+', 'x')}, {effect['verdict']}"
-    where = f"{effect['setting']} at n_layers={effect['n_layers']}"
-    return f"second look: {where} is {size} without {look.without} ({look.verdict}; {with_it})"
+def second_look_lines(row: Row) -> Iterator[str]:
+    """'second look: n_experts=8 at n_layers=24 is -0.069 without seed 5 (lower; with it -0.0944, lower)'; and runs
+    that were added after a look."""
+    if row.get("without"):
+        without, size = (size_text(row[name], row["unit"], "+", "x") for name in ("estimate_without", "estimate"))
+        told = f"({row['verdict_without']}; with it {size}, {row['verdict']})"
+        yield f"second look: {_place(row)} is {without} without {row['without']} {told}"
+    if row.get("later"):
+        added = f"{counted(int(row['later']), 'run')} of {_place(row)} or of what it is compared with"
+        yield f"second look: {added} began after all others had ended: added or re-tuned after a look, or after a pause"
 
 
 def lr_text(row: Row) -> str | None:
@@ -242,7 +244,8 @@ def _notes(listed: "Listing") -> list[str]:
 
 def _place(row: Row) -> str:
     """'depth_scale=lns at n_layers=4'"""
-    return setting_text(row) if row["n_layers"] is None else f"{setting_text(row)} at n_layers={row['n_layers']}"
+    is_whole = row["n_layers"] is None or row["question"] == "depth"
+    return setting_text(row) if is_whole else f"{setting_text(row)} at n_layers={row['n_layers']}"
 
 
 def equal_loss_line(found: "AtEqualLoss") -> str:

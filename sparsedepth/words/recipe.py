@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import POWER
-from sparsedepth.words.effects import interval_text, setting_text, size_text, title, unit_text
+from sparsedepth.words.effects import interval_text, second_look_lines, setting_text, size_text, title, unit_text
 from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import counted, sentence_of, terminal_width, wrapped
 from sparsedepth.words.runs import layers_hint
@@ -126,6 +126,8 @@ def _findings(recipe: "Recipe") -> Iterator[str]:
     for candidate in recipe.candidates:
         if candidate.refused and candidate.setting != second:
             yield f"{candidate.setting} is left out: {candidate.refused}."
+    for candidate in sorted(recipe.candidates, key=lambda candidate: not candidate.recommended):
+        yield from map(sentence_of, second_look_lines(candidate.effect.model_dump()))
     told = {frozenset((e.setting, e.context)) for e in recipe.others if e.question == "beside"}
     for effect in recipe.others:
         if effect.question == "beside" or frozenset((effect.setting, effect.context)) not in told:

@@ -7,7 +7,15 @@ from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.words.best import degenerate_text
 from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
-from sparsedepth.words.effects import budget_text, compared_at, effect_sentence, own_lr_line, size_text, unit_text
+from sparsedepth.words.effects import (
+    budget_text,
+    compared_at,
+    effect_sentence,
+    own_lr_line,
+    second_look_lines,
+    size_text,
+    unit_text,
+)
 from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import tests_lines, verification_text
 from sparsedepth.words.scaling import at_largest, flops_text
@@ -62,15 +70,22 @@ def variance_sentence(variance: "pd.DataFrame") -> str:
     return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."
 
 
-def variance_notes(cells: "Cells", turned: Sequence[Mapping[str, Any]], caution: str, n_more: int) -> tuple[str, ...]:
-    """`turned`: settings of another sign at own lr; `caution`: on the form of usefulness; `n_more`: settings that are
-    not in the table."""
+def variance_notes(
+    cells: "Cells",
+    turned: Sequence[Mapping[str, Any]],
+    looks: Sequence[Mapping[str, Any]],
+    caution: str,
+    n_more: int,
+) -> tuple[str, ...]:
+    """`turned`: settings of another sign at own lr; `looks`: rows with their second looks; `caution`: on the form of
+    usefulness; `n_more`: settings that are not in the table."""
     decides = f"; lr decides: not shown, or of another sign, at the {cells.field} of one side" * cells.at_equal_lr
     notes = (
         f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers"
         f"{compared_at(cells.field, cells.at_equal_lr)}, with 95% interval; verdict_at: by depth; lower, higher: "
         f"adjusted p below {ALPHA}{decides}",
         *map(own_lr_line, turned),
+        *(line for row in looks for line in second_look_lines(row)),
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         *((baseline_text(cells.settings), data_text(cells.settings)) if cells.settings else ()),
         budget_text(cells),
@@ -146,7 +161,7 @@ def _cost_text(crossovers: Sequence["Crossover"]) -> str:
 
 
 def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) -> tuple[str, ...]:
-    """`columns`: of the table; `reasons`: '16 layers: ...' for withheld verdicts."""
+    """`columns`: of the table; `reasons`: '16 layers: ...' for withheld verdicts, and second looks."""
     own = f", each at its own {cells.field}" if cells.field else ""
     seen = f", with 95% interval; detectable: the effect that would have been seen ({POWER:.0%} power)"
     seen *= "lo" in columns
