@@ -16,7 +16,7 @@ from support.cpu_graph import stand_in
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from sparsedepth.config.role import ALONE, BY_RUN, COMPUTED, RECORD, roles
+from sparsedepth.config.role import ALONE, BY_RUN, COMPUTED, RECORD, roles, unstackable
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig, graph_obstacle
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -30,7 +30,7 @@ from sparsedepth.run.publish import device_facts
 from sparsedepth.train.loop import Interrupted, TrainingResult, losses, train, training
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
-from sparsedepth.train.stack import Clock, train_together, unstackable
+from sparsedepth.train.stack import Clock, train_together
 
 SMALL = {
     **{"n_layers": 2, "d_model": 16, "n_heads": 4, "d_ff": 48, "vocab_size": 264, "seq_len": 16, "batch_tokens": 64},

@@ -13,7 +13,7 @@ import torch
 from support.cpu_graph import stand_in
 from test_contract import CLOSE, EXACT, SMALL, assert_same, batch, there, train_alone, train_stacked
 
-from sparsedepth.config.role import CHANGES_STEP, KNOB, undeclared
+from sparsedepth.config.role import CHANGES_STEP, KNOB, undeclared, unstackable
 from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.config.runtime import RuntimeConfig, graph_obstacle
 from sparsedepth.config.section import NonNegative, Positive
@@ -26,7 +26,6 @@ from sparsedepth.plan.estimate import shape
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train import loop, stack
 from sparsedepth.train.runtime import resolve
-from sparsedepth.train.stack import unstackable
 
 
 class Penalised(RunConfig):

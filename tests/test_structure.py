@@ -143,7 +143,7 @@ def test_a_single_run_needs_no_sweep():
 
 
 def test_the_command_line_starts_without_torch():
-    modules = [f"sparsedepth.{name}" for name in ("cli.commands", "store.connection", "plan.price", "sweep.status")]
+    modules = [f"sparsedepth.{name}" for name in ("cli.commands", "store.connection", "plan.price", "sweep.driver")]
     code = f"import sys, {', '.join(modules)}; print(sorted({HEAVY} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"

@@ -1,6 +1,5 @@
 """`plot` and `report`: figures and pages of the runs of results folders. Neither imports torch."""
 
-import gc
 import time
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -14,11 +13,6 @@ from sparsedepth.words.plain_text import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.plots.draw import Figures
-
-
-def _collect_rarely() -> None:
-    """The millions of objects of a page live until it is written: looking through them takes a tenth of its time."""
-    gc.set_threshold(50_000, 20, 20)
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,6 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
         check_figure(given.figure)
     if given.out is None:
         raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
-    _collect_rarely()
     figures = given.compute()
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
@@ -151,7 +144,6 @@ def report(
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
     out = given.page
-    _collect_rarely()
     if watch is None:
         given.compute()
     else:

@@ -1,5 +1,6 @@
 """Before a command trains: refuse what is missing, and warn of what is unlikely."""
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -92,10 +93,13 @@ def _remove_if_no_runs(results: Path) -> None:
 
 
 def check_machine(plan: "Plan", machine: "Machine") -> None:
-    """Raises ValueError for a kernel or a number of threads that a CPU does not have. On a GPU the run's process
-    checks, since the check allocates GPU memory."""
-    from sparsedepth.train.runtime import resolve
+    """Raises ValueError for a kernel or a number of threads that a CPU does not have; torch is not asked where nothing
+    was asked for by name. On a GPU the run's process checks, since the check allocates GPU memory."""
+    from sparsedepth.config.role import changed
 
-    if not machine.gpus:
+    by_name = changed(machine.runtime).keys() - {"device", "threads", "stack", "checkpoint_seconds", "micro_batch"}
+    if not machine.gpus and (by_name or (machine.runtime.threads or 1) > (os.cpu_count() or 1)):
+        from sparsedepth.train.runtime import resolve
+
         for config in plan.expected_runs():
             resolve(config, machine.runtime)

@@ -176,13 +176,14 @@ def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, 
     """This machine, its cached timings, and the finished runs of `results`; `calibrated` times the shapes of the sweep
     that are not cached. Raises ValueError as `check_machine`."""
     from sparsedepth.plan.price import uncalibrated
-    from sparsedepth.sweep.calibrate import calibrate
 
     check_machine(plan, machine)
     setup = setup_of_machine(plan, machine, results)
     missing = uncalibrated(plan.expected_runs(), setup) if calibrated else []
     if not missing:
         return setup
+
+    from sparsedepth.sweep.calibrate import calibrate
 
     def progress(done: int) -> None:
         print(f"\rtimed {done} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
@@ -195,7 +196,7 @@ def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, 
 def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> "PricingSetup":
     """This machine, with the timings that are cached for its number of workers, and the finished runs of `results`."""
     from sparsedepth.plan.price import named_device, pricing_setup, with_finished
-    from sparsedepth.sweep.calibrate import device_name_of, known_timings
+    from sparsedepth.sweep.timings import device_name_of, known_timings
 
     device = named_device(device_name_of(machine)) if machine.gpus else "cpu"
     priced = pricing_setup(

@@ -130,3 +130,18 @@ def refuse_undeclared(config: BaseModel, path: str) -> None:
             f"{path} is closed to a field that does not declare where it acts: {', '.join(sorted(unknown))}; "
             "declare it in its Role, or leave it out"
         )
+
+
+def unstackable(*runs: BaseModel) -> set[str]:
+    """The fields by which runs cannot train as one model (`Role.stacks`): they act where the runs are one, and differ;
+    or they are away from their default, and draw random numbers or do not declare where they act."""
+    fields = type(runs[0]).model_fields
+    return {
+        name
+        for name, role in roles(type(runs[0])).items()
+        if not role.stacks([getattr(run, name) for run in runs], fields[name].default)
+    }
+
+
+def can_stack(*runs: BaseModel) -> bool:
+    return not unstackable(*runs)

@@ -46,6 +46,10 @@ class Sequences:
         return int((self.targets != IGNORED).sum())
 
 
+ReadHeldOut = Callable[[int, int, int], Sequences]
+"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens."""
+
+
 def next_tokens(tokens_NS: np.ndarray) -> Sequences:
     """Text: every position is scored, and its target is the next token."""
     return Sequences(inputs=tokens_NS[:, :-1], targets=tokens_NS[:, 1:])

@@ -25,7 +25,7 @@ score, in which the last block has no row, 1/(L - 1) and (L - 2) / (2 L - 2).
 
 Shapes: S = T + 1 tokens with the last target, H heads."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.sequences import Sequences
+from sparsedepth.data.sequences import ReadHeldOut
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
@@ -94,10 +94,6 @@ def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
     """The statistic of a mean over scored positions: from means over sequences [R, ...] of values, scaled as above, and
     of the sequences' weights."""
     return ratio(value_R.T, weight_R).T
-
-
-ReadHeldOut = Callable[[int, int, int], Sequences]
-"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.data.sequences import ReadHeldOut
 from sparsedepth.measure import (
     derivatives,
     geometry,
@@ -22,7 +23,7 @@ from sparsedepth.measure import (
     variance,
 )
 from sparsedepth.measure.bootstrap import finites
-from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES, PLUGINS
 

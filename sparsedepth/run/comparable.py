@@ -4,19 +4,21 @@ code of plugins, and the precision that `precision: auto` stands for, which is b
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.data.pipeline import CorpusSource
-from sparsedepth.data.sequences import Source, open_source
+from sparsedepth.data.sequences import ReadHeldOut, Source, open_source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import parse_json, read_regular
-from sparsedepth.measure.measurements import ReadHeldOut
 from sparsedepth.plugins import used
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store import run_record
-from sparsedepth.train.runtime import Runtime
+
+if TYPE_CHECKING:
+    from sparsedepth.train.runtime import Runtime
 
 
 def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
@@ -83,7 +85,7 @@ def check_same_plugins(config: RunConfig, results: Path) -> None:
             )
 
 
-def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:
+def check_same_precision(config: RunConfig, runtime: "Runtime", results: Path) -> None:
     """Raises ValueError if the first complete run with precision=auto was computed in another than this would be."""
     if config.precision != "auto":
         return

@@ -93,13 +93,22 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
 
 
+def nvidia_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def has_gpu_driver() -> bool:
+    """Whether there may be a GPU that torch calls CUDA: NVIDIA's, or AMD's."""
+    return sys.platform == "win32" or nvidia_driver() is not None or os.path.exists("/dev/kfd")
+
+
 def has_used_cuda() -> bool:
     """Whether this process, or a library, has initialised NVIDIA's driver: a fork of it could not use the GPU."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0  # before cuInit it is an error, 3
+    driver = nvidia_driver()  # before cuInit the call is an error, 3
+    return driver is not None and driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:

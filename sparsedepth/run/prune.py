@@ -16,7 +16,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
 from sparsedepth.files import MARKER
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.connection import open_store
 
 
 class PrunedRun(Exception):
@@ -68,6 +67,8 @@ class Pruner:
         if not any(self.results.glob(f"runs/*/{MARKER}")):
             return []
         try:
+            from sparsedepth.store.connection import open_store  # DuckDB, which other runs do not need
+
             with open_store(self.results) as store:
                 rows = store.sql(text).rows
         except DamagedRun as damage:  # damage of another run must not end this one

@@ -4,7 +4,6 @@ name), its files, written in the scratch folder, and the rename to its final pat
 Only the holder of the lease can publish: a process that was presumed dead and wakes up cannot change a result."""
 
 import functools
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -29,12 +28,11 @@ from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.process import anonymous_bytes
 from sparsedepth.store import run_record
+from sparsedepth.store.made_with import package_versions
 from sparsedepth.store.subject import MeasuredModel
 from sparsedepth.train.checkpoint import write_tensors
 from sparsedepth.train.loop import Interrupted, TrainingResult
 from sparsedepth.train.runtime import Runtime
-
-PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
 
 
 @functools.cache
@@ -55,18 +53,6 @@ def _git(root: Path, *arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-@functools.cache
-def package_versions() -> dict[str, str | None]:
-    """Installed versions of the packages that can change a result; None if not installed."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
 
 
 class Stopwatch:

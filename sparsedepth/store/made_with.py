@@ -1,6 +1,9 @@
 """What runs were made with, and where that differs: packages, and the code of plugins."""
 
+import functools
+import importlib.metadata
 import json
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -8,6 +11,20 @@ from typing import Any
 
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.words.plain_text import counted, visible
+
+PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
+
+
+@functools.cache
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of the packages that can change a result; None if not installed."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
 
 
 def version_differences(

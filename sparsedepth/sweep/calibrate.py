@@ -1,7 +1,7 @@
 """Time a few real steps of each shape of a sweep, in as many parallel processes as the sweep will have workers.
 
 Every process times every shape in a different order, so that they slow each other down as runs will. A shape's time is
-the median over processes, cached in ~/.cache/sparsedepth/timings/<machine>.json (XDG_CACHE_HOME where that is set)."""
+the median over processes, kept for later sweeps (`sweep.timings`)."""
 
 import functools
 import multiprocessing
@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter
 
 from sparsedepth import files
 from sparsedepth.config.cost import cost
@@ -29,7 +27,8 @@ from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.process import end_with_parent
 from sparsedepth.sweep import forkserver
-from sparsedepth.sweep.machine import Machine, gpu_name
+from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.timings import known_timings, timings_path
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
@@ -40,35 +39,6 @@ STEPS, SECONDS = 3, 1.0
 
 LONGEST_STEP = 20.0
 """Longest expected step in seconds; of a longer step only a part of the batch is timed."""
-
-
-def timings_path(machine: Machine) -> Path:
-    runtime = machine.runtime.model_dump(mode="json", exclude={"checkpoint_seconds"})
-    device = device_name_of(machine)
-    workers = machine.workers
-    facts = {"device": device, "torch": torch.__version__, "runtime": runtime, "workers": workers}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sparsedepth" / "timings" / f"{files.digest(facts)}.json"
-
-
-def device_name_of(machine: Machine) -> str:
-    """The GPU's name; or the processor's (Linux) and its number of cores."""
-    if machine.gpus:
-        return gpu_name(machine.gpus[0][0])
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
-    return f"{model}, {os.cpu_count()} cores"
-
-
-def known_timings(machine: Machine) -> dict[str, Timing]:
-    """Cached timings of this machine; empty if the file is missing or damaged."""
-    try:
-        return TypeAdapter(dict[str, Timing]).validate_json(timings_path(machine).read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:

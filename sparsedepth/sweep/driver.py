@@ -24,9 +24,8 @@ from sparsedepth.plan.tasks import Plan, first_proposal
 from sparsedepth.run.comparable import checked_source
 from sparsedepth.run.lease import Stopped, hold, stopped_holder
 from sparsedepth.run.process import Stop
-from sparsedepth.run.publish import package_versions
 from sparsedepth.store.cache import read_columns
-from sparsedepth.store.made_with import version_differences
+from sparsedepth.store.made_with import package_versions, version_differences
 from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, lease_path, prepare
@@ -118,7 +117,6 @@ class Driver:
         """Run the queue of a prepared folder. Raises ValueError if too many runs fail."""
         self._compare_packages()
         self.stop.catch()
-        forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.with_error_messages(self.storage_url, self.results):
             queue = self.open_queue()
             path = lease_path(self.results, queue.lease_id)
@@ -151,7 +149,7 @@ class Driver:
                 unfinished = queue.unfinished()
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
-            except storage.ERRORS as error:
+            except storage.errors() as error:
                 if self.stop():
                     raise
                 self._connection_retry.wait(error, self.stop)
@@ -255,7 +253,7 @@ class Driver:
         for worker in busy:
             try:
                 worker.advance()
-            except storage.ERRORS as error:
+            except storage.errors() as error:
                 self._connection_retry.wait(error, self.stop)
         return any(worker.is_idle for worker in busy)
 
@@ -277,7 +275,7 @@ class Driver:
             return not may_leave and bool(queue.elsewhere)
         except Stopped:  # while another process held the queue; our own runs are waited for
             return True
-        except storage.ERRORS as error:
+        except storage.errors() as error:
             self._connection_retry.wait(error, self.stop)
             return True
 

@@ -87,14 +87,20 @@ def deaths_error() -> ValueError:
 
 
 def start_run(
-    arguments: Sequence[str], log: Path, *, processes: int = 1, nodes: int = 1, gpus: Sequence[str] = ()
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    threads: int = 1,
+    processes: int = 1,
+    nodes: int = 1,
+    gpus: Sequence[str] = (),
 ) -> BaseProcess:
     """Start `run.execute.main` with `arguments` in a new process, or under torchrun in several `processes` on each of
     the `nodes` of a Slurm task. `gpus` sets CUDA_VISIBLE_DEVICES. Raises ServerDied."""
     context = multiprocessing.get_context("forkserver")
     try:
         with for_children(), _time_limit(START_SECONDS):
-            _ensure_server()
+            prepare_server(threads)
             given = ([*arguments], str(log), processes, nodes, ",".join(gpus), server_pid())
             process = context.Process(target=_run, args=given)
             process.start()

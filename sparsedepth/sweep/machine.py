@@ -1,4 +1,4 @@
-"""Divide the GPUs and CPU threads of one machine among workers."""
+"""Divide the GPUs and CPU threads of one machine among workers. Without torch where there is no GPU's driver."""
 
 import contextlib
 import functools
@@ -8,12 +8,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-import torch
-
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.run.process import has_gpu_driver
 from sparsedepth.run.scratch import allocation
-from sparsedepth.train.runtime import find_device
 
 STACK_ON_CPU, STACKED_VALUES = 4, 2**16
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
@@ -62,7 +60,7 @@ def machine(
     OMP_NUM_THREADS cores (with which a user asks for fewer workers of more threads); one for Apple's GPU and for
     several nodes. Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has."""
     groups = _gpu_groups(runtime.device, gpus, gpus_per_run)
-    device = "cuda" if groups else str(find_device(runtime.device))
+    device = "cuda" if groups else _other_device(runtime.device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if task := allocation():
         cores = min(cores, task.cpus)  # not every Slurm binds a task to its cores
@@ -77,9 +75,9 @@ def machine(
     elif groups:
         n_workers = (workers or 1) * len(groups)
     else:
-        n_workers = workers or (1 if device == "mps" else max(1, cores // (gpus_per_run * _threads_asked(runtime))))
-    own_threads = max(1, min(torch.get_num_threads(), cores // (n_workers * gpus_per_run)))  # follows OMP_NUM_THREADS
-    changes = {"threads": runtime.threads or own_threads, "device": device}
+        n_workers = workers or (1 if device == "mps" else max(1, cores // (gpus_per_run * _threads_asked(runtime, 1))))
+    share = max(1, cores // (n_workers * gpus_per_run))
+    changes = {"threads": runtime.threads or min(_threads_asked(runtime, cores), share), "device": device}
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"
     runtime = runtime.model_copy(update=changes)
@@ -93,20 +91,40 @@ def machine(
     )
 
 
-def _threads_asked(runtime: RuntimeConfig) -> int:
+def _threads_asked(runtime: RuntimeConfig, default: int) -> int:
     """Threads of a run on a CPU, by default as many as OMP_NUM_THREADS says."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return runtime.threads or (max(1, int(asked)) if asked.isdecimal() else 1)
+    return runtime.threads or (max(1, int(asked)) if asked.isdecimal() else default)
+
+
+def cuda_devices() -> int:
+    """How many GPUs torch can use, which takes seconds to import: without a driver it is not asked."""
+    if not has_gpu_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _other_device(device: str) -> str:
+    """The device of workers without CUDA. Raises ValueError if it does not exist."""
+    if device in ("auto", "cpu"):
+        return "cpu"
+    from sparsedepth.train.runtime import find_device
+
+    return str(find_device(device))
 
 
 def _gpu_groups(device: str, gpus: list[int] | None, gpus_per_run: int) -> list[list[str]]:
     """The GPUs to use, as entries of CUDA_VISIBLE_DEVICES, in groups of `gpus_per_run`."""
     if device == "cpu" and gpus is not None:
         raise ValueError("--gpus names GPUs, and --device cpu uses none; leave one of them out")
-    if device == "cpu" or (device == "auto" and gpus is None and not torch.cuda.is_available()):
+    count = cuda_devices() if device[:4] in ("auto", "cuda") else 0
+    if gpus is None and not count:
         return []
-    count = torch.cuda.device_count()
     if gpus is None:
+        from sparsedepth.train.runtime import find_device
+
         index = find_device(device).index
         gpus = [index] if index is not None else list(range(count))
     if missing := [index for index in gpus if index >= count]:

@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import sys
 import time
 import uuid
 import warnings
@@ -21,12 +22,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
-import sqlalchemy
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from sparsedepth import files
 from sparsedepth.config.sweep import SweepDefinition
@@ -34,10 +34,11 @@ from sparsedepth.plan.propose import distributions
 from sparsedepth.plan.tasks import check_objective
 from sparsedepth.words.sweep import storage_text
 
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
 JOURNAL = "study.journal"
 FOLDER_ID = Path("work", "folder-id")
-
-ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 
 RETRY_SECONDS = 600.0
 
@@ -46,6 +47,12 @@ PROBE_BYTES = 2**20
 
 _CREATION_LOCK = 0x5D3F
 """PostgreSQL advisory lock that keeps two processes from creating the tables at the same time."""
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """Those of a study's storage: of Optuna, and of SQLAlchemy if it has been imported, and so could raise one."""
+    database = sys.modules.get("sqlalchemy.exc")
+    return optuna.exceptions.StorageInternalError, *([database.SQLAlchemyError] if database else [])
 
 
 class JournalLock(JournalFileOpenLock):
@@ -141,6 +148,8 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
             raise ValueError(
                 f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
             ) from None
+    import sqlalchemy
+
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:
@@ -152,12 +161,14 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
     return storage
 
 
-def database_url(url: str) -> sqlalchemy.URL:
+def database_url(url: str) -> "URL":
     """The URL for SQLAlchemy. Raises ValueError without showing the URL."""
     hint = "give postgresql://USER@HOST/DATABASE, with the password in SPARSEDEPTH_STORAGE or in ~/.pgpass"
+    from sqlalchemy import exc, make_url  # takes a third of a second, which a journal does not need
+
     try:
-        address = sqlalchemy.make_url(url)
-    except (ArgumentError, ValueError):
+        address = make_url(url)
+    except (exc.ArgumentError, ValueError):
         raise ValueError(f"--storage is not a database URL; {hint}") from None
     dialect, _, driver = address.drivername.partition("+")
     if dialect not in ("postgresql", "postgres"):
@@ -193,6 +204,8 @@ class ConnectionRetry:
         """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""
         now = time.monotonic()
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        from sqlalchemy.exc import InterfaceError, OperationalError, PendingRollbackError
+
         if not isinstance(cause, OperationalError | InterfaceError | PendingRollbackError):
             raise error
         if self._lost_since is None:
@@ -216,7 +229,7 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
     """Turn errors of the study's storage into a ValueError, which names a full disk as the cause."""
     try:
         yield
-    except ERRORS as error:
+    except errors() as error:
         check_disk_space(results)
         cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
         message = " ".join(str(cause).split())

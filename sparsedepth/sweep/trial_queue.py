@@ -22,19 +22,18 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.role import can_stack
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.measure.bootstrap import complete_mean
 from sparsedepth.plan.propose import distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Plan, Task, constraint_excess, random_proposals
 from sparsedepth.run.lease import is_held, last_heartbeat
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep.results_folder import Ended, ResultsIndex, lease_path, run_ids
-from sparsedepth.train.stack import can_stack
 from sparsedepth.words.sweep import excess_text
 
 SETTLED, OPEN = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING, TrialState.WAITING)
@@ -360,9 +359,10 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
     """The mean over the runs of each objective and SHOWN quantity of which every run has a value."""
     means = {}
     for name in dict.fromkeys((*definition.objectives, *SHOWN)):
-        values = [summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries]
-        if (mean := complete_mean(values)) is not None:
-            means[name] = mean
+        values = [summary.get(name) for summary in summaries if summary.get("outcome") == "ok"]
+        known = [value for value in values if value is not None]
+        if len(known) == len(summaries):
+            means[name] = sum(known) / len(known)
     return means
 
 

@@ -21,6 +21,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
+from sparsedepth.config.role import can_stack
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.plan.tasks import Task
@@ -31,7 +32,6 @@ from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.results_folder import ResultsIndex
-from sparsedepth.train.stack import can_stack
 from sparsedepth.words.plain_text import last_line
 
 START_SECONDS = 600.0
@@ -207,7 +207,12 @@ class Worker:
             scratch.note_leader(scratches[0])
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
         process = forkserver.start_run(
-            arguments, scratches[0].log, processes=machine.processes_per_run, nodes=machine.nodes, gpus=gpus
+            arguments,
+            scratches[0].log,
+            threads=machine.runtime.threads or 1,
+            processes=machine.processes_per_run,
+            nodes=machine.nodes,
+            gpus=gpus,
         )
         self._process = process
         monitors = [lease.HeartbeatMonitor(scratch.lock) for scratch in scratches]

@@ -17,29 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.config.role import roles
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.role import can_stack
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.cuda_graph import CapturedUpdate
 from sparsedepth.train.feed import Part
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
 from sparsedepth.train.optimizer import CombinedOptimizer, learning_rate, set_learning_rate
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
-
-
-def unstackable(*runs: RunConfig) -> set[str]:
-    """The fields by which runs cannot train as one model (`Role.stacks`): they act where the runs are one, and differ;
-    or they are away from their default, and draw random numbers or do not declare where they act."""
-    fields = type(runs[0]).model_fields
-    return {
-        name
-        for name, role in roles(type(runs[0])).items()
-        if not role.stacks([getattr(run, name) for run in runs], fields[name].default)
-    }
-
-
-def can_stack(*runs: RunConfig) -> bool:
-    return not unstackable(*runs)
 
 
 class StackedDecoder(nn.Module):

@@ -10,7 +10,7 @@ from support.counting import counting
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.role import fields_where
+from sparsedepth.config.role import can_stack, fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model import attention
@@ -19,7 +19,6 @@ from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.loop import Interrupted, train
 from sparsedepth.train.runtime import resolve
-from sparsedepth.train.stack import can_stack
 
 SMALL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
 FIELDS = fields_where(ModelConfig, lambda role: role.acts and "noise" in role.acts)

@@ -3,11 +3,12 @@
 import os
 
 import pytest
+import torch
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import machine as module
-from sparsedepth.sweep.calibrate import device_name_of
 from sparsedepth.sweep.machine import machine, parse_gpus
+from sparsedepth.sweep.timings import device_name_of
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,9 @@ def test_gpus_of_a_sweep_on_the_cpu_are_refused():
 
 @pytest.fixture
 def eight_gpus(monkeypatch):
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(module, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -50,12 +52,12 @@ def test_a_worker_for_each_group_of_gpus(eight_gpus):
 
 
 def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-abc")
     assert machine(None, gpus=[1]).gpus == [["GPU-abc"]]
     with pytest.raises(ValueError, match="GPU 4 does not exist: there are 2 CUDA devices"):
         machine(None, gpus=[4])
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="there are 0 CUDA devices; leave out --gpus"):
         machine(None, gpus=[0])
 
@@ -63,14 +65,14 @@ def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
 @pytest.mark.parametrize("visible", ["MIG-1a,MIG-2b", "MIG-1a"])
 def test_the_mig_instance_that_cuda_sees_is_named(eight_gpus, monkeypatch, visible):
     """CUDA sees the first of them alone; instance 0 of the GPU may be another job's."""
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine(3).gpus == [["MIG-1a"]]
 
 
 def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cpu = RuntimeConfig(device="cpu")
     assert machine(None, cpu).workers == 8 and machine(None, cpu).runtime.threads == 1
     assert machine(2, cpu).runtime.threads == 4 and machine(2, cpu).gpus == []
@@ -78,11 +80,10 @@ def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     assert (pairs.workers, pairs.runtime.threads, pairs.processes_per_run) == (4, 1, 2)
     with pytest.raises(ValueError, match="--workers 0"):
         machine(0, cpu)
-    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)  # OMP_NUM_THREADS=3
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert machine(2, cpu).runtime.threads == 3 and machine(4, cpu).runtime.threads == 2
     assert machine(2, RuntimeConfig(device="cpu", threads=6)).runtime.threads == 6
     assert machine(None, RuntimeConfig(device="cpu", threads=2)).workers == 4
-    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
     for asked, expected in (("", (8, 1)), ("4", (2, 4)), ("16", (1, 8)), ("1,2", (8, 1))):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         found = machine(None, cpu)
@@ -97,7 +98,7 @@ def no_cuda_here(monkeypatch):
         raise AssertionError("CUDA is initialised")
 
     for name in ("get_device_name", "get_device_properties", "current_device", "init", "_lazy_init"):
-        monkeypatch.setattr(module.torch.cuda, name, refuse)
+        monkeypatch.setattr(torch.cuda, name, refuse)
     module.gpu_name.cache_clear()
     yield
     module.gpu_name.cache_clear()

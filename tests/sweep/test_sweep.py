@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -17,7 +19,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.run.publish import package_versions
+from sparsedepth.store.made_with import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
 from sparsedepth.sweep.machine import Machine
@@ -53,6 +55,28 @@ def test_the_same_command_again_repeats_nothing(undisturbed):
     out, err = sparsedepth("sweep", definition(undisturbed.parent), "--out", undisturbed)
     assert markers(undisturbed) == before and "sparsedepth recipe" in out
     assert err.startswith("a bigram table of the training text reaches ")
+
+
+LOADED = """
+import sys
+from multiprocessing.forkserver import _forkserver
+from sparsedepth.cli.main import run
+try:
+    run(sys.argv[1:])
+finally:
+    heavy = {"torch", "scipy", "sqlalchemy"} & set(sys.modules)
+    print(sorted(heavy), _forkserver._forkserver_pid, file=sys.stderr)
+"""
+
+
+def test_a_finished_sweep_loads_no_torch_and_starts_no_process(undisturbed):
+    """Nor where the study was lost, whose trials are added."""
+    (undisturbed / "study.journal").unlink()
+    arguments = ("sweep", definition(undisturbed.parent), "--out", undisturbed, "--device", "cpu")
+    again = [sys.executable, "-c", LOADED, *map(str, arguments)]
+    done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[] None" and "sparsedepth recipe" in done.stdout
+    assert (undisturbed / "study.journal").read_text().count('{"op_code":4,') == 4
 
 
 def test_runs_on_two_texts_are_not_mixed(tmp_path):

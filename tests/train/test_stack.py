@@ -12,7 +12,7 @@ from support.cpu_graph import stand_in
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.role import ALONE, fields_where
+from sparsedepth.config.role import ALONE, can_stack, fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -20,7 +20,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import stack
 from sparsedepth.train.loop import Interrupted, TrainingResult, TrainingState, train, training
 from sparsedepth.train.runtime import resolve
-from sparsedepth.train.stack import Clock, StackedStep, _Stacks, can_stack, train_together
+from sparsedepth.train.stack import Clock, StackedStep, _Stacks, train_together
 
 TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
 TINY: dict = {**TINY, "train_tokens": 32 * 40, "lr": 3e-3, "log_every": 1, "precision": "fp32"}
