@@ -49,6 +49,7 @@ def in_child(work: Callable[[], Iterable[bytes]], source: str, seconds: float = 
 
 
 def _answers(ours: Connection, pid: int, folder: Path, source: str, seconds: float) -> Iterator[bytes]:
+    """The parts that a child sends until its end. Raises ValueError where it dies, or goes beyond a limit."""
     start, heard, n_bytes = _resident(pid), time.monotonic(), 0
     while True:
         if ours.poll(_WATCH):

@@ -87,6 +87,7 @@ def used(plugins: Iterable[Plugin], names: Container[str]) -> dict[str, dict[str
 
 
 def _named(file: Path, check: Callable[[Plugin], None]) -> Plugin:
+    """The plugin of a file, loaded and checked. Raises ValueError, also where its code ends the process."""
     name = f"sparsedepth_plugin_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -103,6 +104,8 @@ def _named(file: Path, check: Callable[[Plugin], None]) -> Plugin:
 
 
 def _plugin(name: str, module: ModuleType, is_installed: bool = False) -> Plugin:
+    """A module as a plugin, named by its file's digest. Raises ValueError for a part that is missing or of the wrong
+    form."""
     if not any(hasattr(module, part) for part in PARTS):
         raise ValueError(f"it has none of {', '.join(PARTS)}")
     for part, function in (("MEASURE", "add_rows"), ("TASKS", "draw")):

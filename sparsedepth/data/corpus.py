@@ -118,6 +118,7 @@ def left_out(corpus: str) -> list[str]:
 
 
 def _chosen(corpus: str) -> tuple[list[Path], list[str]]:
+    """The files to read and what is left out. Raises ValueError for a path that is missing, or of unknown kind."""
     corpus = corpus_name(corpus).place
     path = local_path(corpus)
     if path.is_dir():

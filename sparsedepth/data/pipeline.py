@@ -294,6 +294,7 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
 
 
 def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokenizer: Any) -> None:
+    """Reads a corpus into shards and their manifest; the folder appears whole or not at all."""
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
     if tokenizer is None and _has_own_tokenizer(config):

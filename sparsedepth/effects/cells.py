@@ -378,6 +378,7 @@ def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
 
 
 def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
+    """A setting at a depth, with the lr that its tuning chose, or that most of its runs have."""
     arrays = {str(name): column.to_numpy() for name, column in rows.items()}
     cell = CellRuns(
         setting=setting, changes=arrays["changes"][0], lr_N=arrays["lr"], seed_N=arrays["seed"],

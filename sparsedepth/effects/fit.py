@@ -161,7 +161,7 @@ def fit(
     repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
     near_N = np.abs(u_N) <= NEAR
     cell_N, u_N, seed_N, y_N, role_N = (each[near_N] for each in (cell_N, u_N, seed_N, y_N, is_tuning_N))
-    middle = float(y_N.mean())
+    middle = y_N.mean()
     y_N = y_N - middle
     (cell_R, u_R, _), row_N = _distinct(cell_N, np.round(u_N, 4), role_N)
     cell_R, seed_N = cell_R.astype(int), _distinct(seed_N, role_N)[1]
@@ -171,23 +171,27 @@ def fit(
     s2_C = noise.s2_C
     s2 = float(np.exp(np.log(s2_C).mean()))
     rows = Rows(cell_R, u_R, *_information(row_N, seed_N, y_N, (s2 / s2_C)[cell_R]))
-    seeds_C, tuning_C, any_C = (
-        _seeds(cell_N, seed_N, which_N, len(s2_C)) for which_N in ((u_N == 0) & ~role_N, role_N, u_N == 0)
-    )
+    of_which = (u_N == 0) & ~role_N, role_N, u_N == 0
+    seeds_C, tuning_C, any_C = (_seeds(cell_N, seed_N, which_N, len(s2_C)) for which_N in of_which)
     n_C = np.where(seeds_C > 0, seeds_C, any_C)
     group_C = _groups(cell_N, seed_N, len(s2_C))
     if has_curve := bool(np.ptp(u_R)):
         tuned_C = s2_C / s2 / np.where(tuning_C > 0, tuning_C, n_C)
-        values = _curves(rows, tuned_C, s2, noise.scale_df, len(np.unique(group_C)))
+        values = _curves(rows, tuned_C, s2, noise.scale_df, len({*group_C}))
     else:
-        inverse_CC = np.linalg.pinv(rows.level_RC.T @ rows.information_RR @ rows.level_RC, hermitian=True)
-        mean_C, nothing_C = inverse_CC @ (rows.level_RC.T @ rows.score_R), np.zeros(len(s2_C))
-        values = Values(mean_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C, nothing_C)
+        values = _levels(rows, s2)
     # Only differences are estimated: on average the cells are where their results are, each moved to its optimum.
     result_N = (u_N == 0) & ~(role_N & (seeds_C > 0)[cell_N])
     at_chosen_C = np.bincount(cell_N[result_N], y_N[result_N]) / np.bincount(cell_N[result_N])
     about = at_chosen_C + values.gain_C - values.weight_G @ values.mean_GC
-    return Fit(values, noise, n_C, group_C, has_curve, middle + float(about.mean()))
+    return Fit(values, noise, n_C, group_C, has_curve, float(middle + about.mean()))
+
+
+def _levels(rows: Rows, s2: float) -> Values:
+    """Of cells that were run at one lr each."""
+    inverse_CC = np.linalg.pinv(rows.level_RC.T @ rows.information_RR @ rows.level_RC, hermitian=True)
+    mean_C, nothing_C = inverse_CC @ (rows.level_RC.T @ rows.score_R), np.zeros(len(inverse_CC))
+    return Values(mean_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C, nothing_C)
 
 
 class Contrast(NamedTuple):

@@ -116,6 +116,7 @@ def as_records(effects: pd.DataFrame) -> list[Effect]:
 
 
 def _settings(cells: Cells, at: Depth) -> list[Row]:
+    """A row for each setting at a depth beside its baseline, each with an estimate or the reason for none."""
     baseline = at.cells.get(BASELINE)
     rows = []
     for name in (*at.cells, *(at.unmeasured if cells.is_measured else ())):

@@ -176,6 +176,7 @@ def _summarise(
     *,
     is_exact: bool,
 ) -> dict[str, FormDeviation]:
+    """The three forms of the deviation by layer and as scores, from the products of each sequence with the probes."""
     estimate, (n_sequences, n_layers, n_tokens) = shared_resamples(rng), square_NLT.shape
 
     def deviation(kernel_LNN: np.ndarray, variance_L: np.ndarray, unit: float = 1) -> FormDeviation:

@@ -14,7 +14,7 @@ to the statistics."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.model import CARRIES
@@ -66,51 +66,72 @@ def amount(config: RunConfig, definition: SweepDefinition) -> float:
 def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]]]) -> list[Match]:
     """The cells, each with its seeds, at their matched sizes, in order, after their branches. Raises ValueError if one
     cannot be built, matched or branched."""
-    exact = definition.matched in ("tokens", "steps")
-    tolerance = 0 if exact else definition.tolerance
-    is_shared = exact or definition.across == "depth"
-    first_cell = "the first cell" if is_shared else "the first cell of its depth"
-    references: dict[int, RunConfig] = {}
-
-    def matched(cell: Cell, seeds: Sequence[int]) -> list[Match]:
-        if definition.same_params_blocks and references:
-            cell = _of_same_blocks(definition, cell, references[0])
-        config = definition.run_config(cell, definition.seeds[0])
-        reference = references.setdefault(0 if is_shared else config.n_layers, config)
-        target = amount(reference, definition)
-        free = None if config is reference else definition.free
-        if free == "d_ff" and config.n_experts:
-            free = "d_expert"
-        elif free == "d_expert" and not config.n_experts:
-            free = None
-        if free:
-            size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
-            cell = {**cell, free: size}
-            config = definition.run_config(cell, definition.seeds[0])
-        points = grid_points(definition.tune) if definition.tune else ()
-        tuned = (definition.run_config({**cell, **point}, definition.seeds[0]) for point in points)
-        spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
-        ratio = spent / target
-        if abs(ratio - 1) > tolerance:
-            fix = "change the cells or 'matched'" if exact else mismatch_fix(definition, ratio, free)
-            raise _mismatch(definition, f"{cell} has {spent:,} and {first_cell} has {target:,}; {fix}")
-        own = Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds)
-        return [*_branches(definition, own, reference, first_cell, tolerance), own]
-
-    found = {cell_digest(cell): (cell, matched(cell, seeds)) for cell, seeds in cells}
+    matching = _Matching(definition=definition)
+    found = {cell_digest(cell): (cell, matching.of(cell, seeds)) for cell, seeds in cells}
     if not definition.tune_at:
         return [match for _, matches in found.values() for match in matches]
     matches: list[Match] = []
     for key, (cell, own) in [*found.items()]:
         at = {**cell, **definition.tune_at}
         if (of_shape := cell_digest(at)) not in found:
-            found[of_shape] = at, matched(at, ())
+            found[of_shape] = at, matching.of(at, ())
         for match, tuned in zip(own, found[of_shape][1], strict=True):
             if key != of_shape:
                 _check_carried(definition, match.config, tuned.config)
                 match = replace(match, tuned_as=tuned.cell)
             matches.append(match)
     return matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matching:
+    """Cells of one definition, in its order: the first one is the reference of all, or of its depth."""
+
+    definition: SweepDefinition
+    references: dict[int, RunConfig] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.definition.matched in ("tokens", "steps")
+
+    @property
+    def is_shared(self) -> bool:
+        return self.is_exact or self.definition.across == "depth"
+
+    @property
+    def tolerance(self) -> float:
+        return 0 if self.is_exact else self.definition.tolerance
+
+    def of(self, cell: Cell, seeds: Sequence[int]) -> list[Match]:
+        """A cell after its branches."""
+        definition = self.definition
+        first_cell = "the first cell" if self.is_shared else "the first cell of its depth"
+        if definition.same_params_blocks and self.references:
+            cell = _of_same_blocks(definition, cell, self.references[0])
+        config = definition.run_config(cell, definition.seeds[0])
+        reference = self.references.setdefault(0 if self.is_shared else config.n_layers, config)
+        target = amount(reference, definition)
+        free = None if config is reference else _free_of(config, definition.free)
+        if free:
+            size = _solve(lambda n: _sized(definition, cell, free, n), config, free, target)
+            cell = {**cell, free: size}
+            config = definition.run_config(cell, definition.seeds[0])
+        points = grid_points(definition.tune) if definition.tune else ()
+        tuned = (definition.run_config({**cell, **point}, definition.seeds[0]) for point in points)
+        spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
+        ratio = spent / target
+        if abs(ratio - 1) > self.tolerance:
+            fix = "change the cells or 'matched'" if self.is_exact else mismatch_fix(definition, ratio, free)
+            raise _mismatch(definition, f"{cell} has {spent:,} and {first_cell} has {target:,}; {fix}")
+        own = Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds)
+        return [*_branches(definition, own, reference, first_cell, self.tolerance), own]
+
+
+def _free_of(config: RunConfig, free: str | None) -> str | None:
+    """The size that is solved for in a cell: that of its experts where it has some."""
+    if free == "d_ff" and config.n_experts:
+        return "d_expert"
+    return None if free == "d_expert" and not config.n_experts else free
 
 
 def _of_same_blocks(definition: SweepDefinition, cell: Cell, reference: RunConfig) -> Cell:

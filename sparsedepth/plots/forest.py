@@ -74,13 +74,7 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     colours = {depth: colour for depth, colour in depth_colours(depths).items() if (data["n_layers"] == depth).any()}
     settings = settings_in_order(data["setting"])
     outcomes = sorted(dict.fromkeys(data["outcome"]), key=lambda name: name == VARIANCE)  # last, beside room for lr
-    is_ratio = data["unit"] == LOG_UNIT
-    rows = data.assign(
-        y=data["setting"].map(settings.index)
-        + 0.76 / len(colours) * (data["n_layers"].map([*colours].index) - (len(colours) - 1) / 2),
-        lr_change=np.where(data["outcome"] == VARIANCE, [lr_change(row) for row in data.to_dict("records")], ""),
-        **{size: np.exp(data[size].where(is_ratio)).fillna(data[size]) for size in SIZES},
-    )
+    rows = _placed(data, settings, [*colours])
     has_lr = rows["lr_change"].any()
     width = 2.35 + (1.5 + 1.3 * has_lr) / len(outcomes)  # with room for the names of settings, and for lr
     most_lines = max(len(folded(name, 20).splitlines()) for name in settings) if paper_width() else 0
@@ -97,6 +91,17 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     depth_legend(page, colours)
     caption(page, effects_caption(has_lr, int(rows.loc[rows["outcome"] == outcomes[0], "diverged"].sum())) + notes)
     return page
+
+
+def _placed(data: pd.DataFrame, settings: Sequence[str], depths: Sequence[int]) -> pd.DataFrame:
+    """The effects with their place `y`, depths side by side within a setting, and ratios in place of logarithms."""
+    is_ratio = data["unit"] == LOG_UNIT
+    of_depth = 0.76 / len(depths) * (data["n_layers"].map(depths.index) - (len(depths) - 1) / 2)
+    return data.assign(
+        y=data["setting"].map(settings.index) + of_depth,
+        lr_change=np.where(data["outcome"] == VARIANCE, [lr_change(row) for row in data.to_dict("records")], ""),
+        **{size: np.exp(data[size].where(is_ratio)).fillna(data[size]) for size in SIZES},
+    )
 
 
 def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> None:

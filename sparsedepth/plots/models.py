@@ -57,6 +57,7 @@ def removal(store: Store) -> Drawing:
 
 
 def _page(rows: pd.DataFrame) -> Figure:
+    """Blocks needed against blocks there, a colour and marker for each family; hollow where weights are below fp32."""
     page, (axis,) = panels(1, 1, 6.0, 4.6)
     families = sorted(rows["family"].fillna("?").unique())
     looks = dict(zip(families, cycle([(colour, marker) for marker in MARKERS for colour, *_ in SERIES])))

@@ -348,13 +348,7 @@ def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -
     names = [*options_of(frame, search), *search.objectives]
     page, (axis,) = panels(1, 1, 1.3 * len(names), 3.6)
     axis.grid(False)
-    heights = pd.DataFrame(index=frame.index)
-    for i, name in enumerate(names):
-        values = [plain(value) for value in frame[name].tolist()]
-        order = sorted({*values}, key=value_order)
-        heights[i] = [order.index(value) / max(len(order) - 1, 1) for value in values]
-        for height, value, side in ((-0.03, order[0], "top"), (1.03, order[-1], "bottom")):
-            axis.text(i, height, escaped(shortened(readable(value))), ha="center", va=side, fontsize=8, color=GREY)
+    heights = pd.DataFrame({i: _heights(axis, i, frame[name]) for i, name in enumerate(names)}, index=frame.index)
     text = [", ".join(assignment(name, row[name]) for name in names) for row in frame.to_dict("records")]
     group = [f"proposal {n}" for n in frame["proposal"]]
     shades = depth_map()(1 - (-sign(search.objectives[0]) * frame[search.objectives[0]]).rank(pct=True))
@@ -367,6 +361,15 @@ def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -
     axis.spines[:].set_visible(False)
     caption(page, parallel_caption(len(frame), search.objectives[0]) + notes)
     return page
+
+
+def _heights(axis: Any, x: int, column: pd.Series) -> list[float]:
+    """Of values on their axis at x, in order and in even steps from 0 to 1; writes the first and the last beside it."""
+    values = [plain(value) for value in column.tolist()]
+    order = sorted({*values}, key=value_order)
+    for height, value, side in ((-0.03, order[0], "top"), (1.03, order[-1], "bottom")):
+        axis.text(x, height, escaped(shortened(readable(value))), ha="center", va=side, fontsize=8, color=GREY)
+    return [order.index(value) / max(len(order) - 1, 1) for value in values]
 
 
 def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:

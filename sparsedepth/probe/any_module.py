@@ -44,6 +44,8 @@ _KINDS = {
 }
 """How the names of matrices end, by kind: the first that fits."""
 
+_PASS_ON = "give the list of blocks that pass on one stream x_BTD, such as layers='model.layers'"
+
 
 class ProbedModule:
     """`layers` are the blocks. `inputs` [N, ...] and `targets` [N, ...] are those of a model without next tokens;
@@ -182,8 +184,27 @@ class ProbedModule:
 def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
     """The length of the stream of these tokens. Sets the model's width and number of logits. Raises ValueError, with
     the list's `name`, where its blocks are no map of the stream, or head and norm do not give the model's logits."""
-    seen: list[tuple[int, Tensor, Any]] = []
-    pass_on = "give the list of blocks that pass on one stream x_BTD, such as layers='model.layers'"
+    seen, returned = _own_pass(probed, tokens_BT, name)
+    for layer, (before, out) in enumerate(seen, start=1):
+        after = _first(out)
+        shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, after)]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 3:
+            told = f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream"
+            raise ValueError(f"{told}; {_PASS_ON}")
+        probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
+    with probing(probed):
+        x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(_first(out) for _, out in seen)])
+        if probed.head is not None:
+            if (n_words := _n_logits(probed, x_BTD, _logits_of(returned))) is None:
+                raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
+            probed.vocab_size = n_words
+    return x_BTD.shape[1]
+
+
+def _own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """What each block was given and gave in the module's own pass, and what the module returned. Raises ValueError
+    where it cannot be run, or where blocks do not run in the order of their list."""
+    seen: list[tuple[int, Any, Any]] = []
 
     def note(layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
         seen.append((layer, apart(args, named)[0], out))
@@ -197,23 +218,10 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
         except Exception as error:
             told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"the model cannot be run on these inputs ({told}); give them as it takes them") from error
-        hooks.close()
-        if [layer for layer, *_ in seen] != [*range(1, probed.n_layers + 1)]:
-            order = ", ".join(f"{layer}" for layer, *_ in seen[:8])
-            raise ValueError(f"the blocks of {name!r} run in the order {order or '(none)'} of their list; {pass_on}")
-        for layer, before, out in seen:
-            after = _first(out)
-            shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, after)]
-            if shapes[0] != shapes[1] or len(shapes[0]) != 3:
-                told = f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream"
-                raise ValueError(f"{told}; {pass_on}")
-            probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
-        x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][1], *(_first(out) for *_, out in seen)])
-        if probed.head is not None:
-            if (n_words := _n_logits(probed, x_BTD, _logits_of(returned))) is None:
-                raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
-            probed.vocab_size = n_words
-    return x_BTD.shape[1]
+    if [layer for layer, *_ in seen] != [*range(1, probed.n_layers + 1)]:
+        order = ", ".join(f"{layer}" for layer, *_ in seen[:8])
+        raise ValueError(f"the blocks of {name!r} run in the order {order or '(none)'} of their list; {_PASS_ON}")
+    return [(before, out) for _, before, out in seen], returned
 
 
 def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Sequence[Tensor]) -> Tensor:

@@ -251,6 +251,7 @@ def _max_len(config: Any) -> int:
 
 
 def _check_model(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model that sees the future, or whose kernel hides attention's weights."""
     config = model.config
     check_type(config.model_type, f"this {type(model).__name__}")
     for name, sees_future in (("use_bidirectional_attention", True), ("is_causal", False)):

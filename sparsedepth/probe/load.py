@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -41,6 +41,9 @@ from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_types import TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.store.run_record import which_run
+
+if TYPE_CHECKING:  # of transformers, which a run of ours does not need
+    from sparsedepth.probe.hf_adapter import ProbedHfModel
 
 RUN_CONFIG = "config.yaml"
 OLDEST_TRANSFORMERS = (5, 17)
@@ -183,6 +186,7 @@ def _check_layers(n_layers: Any, n_tensors: int) -> None:
 
 
 def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype, memory: float | None) -> LoadedModel:
+    """A folder of a Hugging Face model, checked before a tensor is read and tried on one token after."""
     check_transformers(version("transformers"))
     from transformers.utils import logging
 
@@ -212,10 +216,21 @@ def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype
     # Settings with which the layers fail, such as more chosen experts than there are.
     with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):
         deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
+    return LoadedModel(
+        source=source,
+        folder=folder,
+        weights=paths,
+        probed=probed,
+        facts=_hf_facts(config, _n_parameters(model), probed),
+        config=None,
+    )
+
+
+def _hf_facts(config: Any, params_total: int, probed: "ProbedHfModel") -> Facts:
     n_heads = getattr(config, "num_attention_heads", None) or config.num_heads
     told = next((n for name in _KV_HEADS if (n := getattr(config, name, None))), n_heads)
     query, key = map(probed.matrices(1).get, ("query", "key"))
-    facts = Facts(
+    return Facts(
         family=config.model_type,
         n_layers=probed.n_layers,
         d_model=config.hidden_size,
@@ -224,10 +239,9 @@ def _load_hf(source: str, folder: Path, device: torch.device | str, dtype: Dtype
         n_experts=next((n for name in _EXPERTS if (n := getattr(config, name, None))), 0),
         vocab_size=probed.vocab_size,
         max_len=probed.max_len,
-        params_total=_n_parameters(model),
+        params_total=params_total,
         dtype=str(next(probed.block_module(1).parameters()).dtype).removeprefix("torch."),
     )
-    return LoadedModel(source=source, folder=folder, weights=paths, probed=probed, facts=facts, config=None)
 
 
 def _n_parameters(model: nn.Module) -> int:

@@ -215,6 +215,7 @@ def recipe_table(card: Card, most: int | None = None) -> QueryResult:
 
 
 def _row(candidate: Candidate, is_short: bool) -> tuple:
+    """The cells of a candidate in the card's table; `is_short`: without the interval of its compute multiplier."""
     effect, is_open = candidate.effect, candidate.comparison == "not shown"
     sizes = [(effect.estimate, "+"), (effect.lo, "+"), (effect.hi, "+"), (effect.detectable if is_open else None, "")]
     texts = [None if size is None else size_text(size, effect.unit, sign) for size, sign in sizes]

@@ -274,6 +274,7 @@ def _objections(
 
 
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
+    """The recipe with its settings: those shown to be better at the nearest depth, together where that was run."""
     nearest, depth = recipe.shown_at[0], recipe.depth
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:

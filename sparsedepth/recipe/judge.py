@@ -88,8 +88,14 @@ def judge(
     if asymptote is not None:
         told = f"--asymptote {asymptote:g} is for a ladder: one run at each of {MIN_BUDGETS} budgets or more"
         raise ValueError(f"{told}; leave it out")
+    return _of_seeds(table, losses, baseline, variant)
+
+
+def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str | None) -> Judgement:
+    """Of variants with several seeds each."""
+    runs = table.runs
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
-    pairs = {name: _pair(losses, n_runs, name, baseline) for name in others}
+    pairs = {name: _pair(losses, n_runs, name, baseline) for name in losses if name != baseline}
     seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
     is_paired = "seed" in table.columns and all(len(own & base) > 1 for own, base in seeds if own)
     rows, luck = _judged(pairs, is_paired)

@@ -69,6 +69,7 @@ def judge_ladder(
 
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:
+    """The fields of a variant: its worth at all budgets, at both ends and beyond, and in time."""
     lo, hi, detectable = interval_and_detectable(found, level)
     multiplier, lo, hi = map(_times, (found.estimate, lo, hi))
     if max(multiplier, 1 / multiplier) > FARTHEST:

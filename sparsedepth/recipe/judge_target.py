@@ -8,7 +8,7 @@ tested at its largest budget."""
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -53,26 +53,33 @@ def judge_target(
         raise ValueError(f"no variant {variant!r}; {near_variant(variant, names)}")
     known = table.runs.dropna(subset="loss")
     known = known[known["budget"] == known.groupby("variant")["budget"].transform("max")]
-    rows = []
-    for name, runs in known.groupby("variant", sort=False):
-        loss_S = runs["loss"].to_numpy()
-        n, mean = len(loss_S), float(loss_S.mean())
-        sd = float(loss_S.std(ddof=1)) if n > 1 else math.nan
-        p = float(stdtr(n - 1, (mean - target) / (sd / math.sqrt(n)))) if sd > 0 else math.nan
-        wanted = _seeds_wanted((target - mean) / sd, n) if sd > 0 else None
-        rows.append((name, *mean_interval(loss_S.tolist()), p, n, wanted, float(runs["budget"].iloc[0]) or None))
-    rows.sort(key=lambda row: row[1])
-    p_J = np.array([row[4] for row in rows])
+    records = [_of_variant(str(name), runs, target) for name, runs in known.groupby("variant", sort=False)]
+    records.sort(key=lambda record: record["mean"])
+    p_J = np.array([record["p_adjusted"] for record in records], float)
     tested = ~np.isnan(p_J)
     p_J[tested] = adjusted(p_J[tested], np.zeros(tested.sum()))
-    shown = []
-    for (name, mean, lo, hi, _, n, wanted, budget), p in zip(rows, p_J.tolist(), strict=True):
-        is_below = p < RECORD
-        if variant in (None, name):
-            told = None if math.isnan(p) else p
-            verdict = "below" if is_below else "not shown"
-            shown.append((name, mean, lo, hi, told, verdict, n, None if is_below else wanted, budget, target))
-    return TargetJudgement(table.columns, target, QueryResult(columns=COLUMNS, rows=tuple(shown)), _used(table, known))
+    for record, p in zip(records, p_J.tolist(), strict=True):
+        record["p_adjusted"] = None if math.isnan(p) else p
+        record["verdict"] = "below" if p < RECORD else "not shown"
+        if p < RECORD:
+            record["seeds_wanted"] = None
+    shown = [record for record in records if variant in (None, record["variant"])]
+    rows = tuple(tuple(record[name] for name in COLUMNS) for record in shown)
+    return TargetJudgement(table.columns, target, QueryResult(columns=COLUMNS, rows=rows), _used(table, known))
+
+
+def _of_variant(name: str, runs: pd.DataFrame, target: float) -> dict[str, Any]:
+    """The fields of a variant without a verdict; p, not yet adjusted, is None where its losses do not differ."""
+    loss_S = runs["loss"].to_numpy()
+    _, lo, hi = mean_interval(loss_S.tolist())
+    n, mean = len(loss_S), float(loss_S.mean())
+    sd = float(loss_S.std(ddof=1)) if n > 1 else 0.0
+    return {
+        "variant": name, "mean": mean, "lo": lo, "hi": hi, "seeds": n, "target": target,
+        "budget": float(runs["budget"].iloc[0]) or None,
+        "p_adjusted": float(stdtr(n - 1, (mean - target) / (sd / math.sqrt(n)))) if sd > 0 else None,
+        "seeds_wanted": _seeds_wanted((target - mean) / sd, n) if sd > 0 else None,
+    }  # fmt: skip
 
 
 def _seeds_wanted(effect: float, n: int) -> int | None:

@@ -2,13 +2,14 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
@@ -22,6 +23,7 @@ from sparsedepth.report.tables import PageTable, best_by_depth, front_of, table_
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import Ranking, best
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
@@ -41,7 +43,7 @@ from sparsedepth.words.answers import (
 )
 from sparsedepth.words.chain import evidence_lines, link_heading
 from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
-from sparsedepth.words.runs import damage_text, search_text
+from sparsedepth.words.runs import search_text
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
@@ -78,38 +80,41 @@ def content(
     runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     search = search_of(folders) if verified is None else None
-    rankings = []
-    if search and trained is not None:
-        asked = search.objectives if objective == "loss" else [objective]
-        rankings = [best(store, None if name in LOSSES else name, depth, top=1) for name in asked]
+    rankings = [] if trained is None else _rankings(store, search, objective, depth)
     objective = loss_of(runs) if objective == "loss" else objective
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
     found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
     card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
-    searched = ()
-    if search and rankings:
-        searched = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
-    links = [link for link in (chain_evidence(cells) if cells else ()) if link.within.rho is not None]
+    links = [] if cells is None else [link for link in chain_evidence(cells) if link.within.rho is not None]
     failures, n_failed = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
-    in_links = {name for link in links for name in (link.within.cause, link.within.effect)}
-    skipped = [f"{damage_text(store.damaged)}."] if store.damaged else []
+    told = [*findings(runs, trained, cells, card, effects, links, n_failed, store.damaged)]
+    if search and rankings:
+        told[:0] = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
     by_depth = None if found is None else best_by_depth(found)
     return Content(
         answers=tuple(_answers(runs, objective, card, cells, rankings, by_depth)),
         first=front_of(rankings[0]) if rankings else by_depth or table_of_models(store),
-        summary=(*searched, *findings(runs, trained, cells, card, effects, links, n_failed), *skipped),
+        summary=tuple(told),
         card=card,
         runs=runs_table,
         effects=None if cells is None or effects.empty else table_of_effects(effects, cells, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
-        methods=table_of_methods(in_links.union(column.name for column in runs_table.columns)),
+        methods=table_of_methods(runs_table, links),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
+
+
+def _rankings(store: Store, search: SweepDefinition | None, objective: str, depth: int | None) -> list[Ranking]:
+    """The best of each objective of a search; none of a grid."""
+    if search is None:
+        return []
+    asked = search.objectives if objective == "loss" else [objective]
+    return [best(store, None if name in LOSSES else name, depth, top=1) for name in asked]
 
 
 def _answers(
@@ -164,6 +169,7 @@ def findings(
     effects: pd.DataFrame,
     links: Sequence[LinkEvidence],
     n_failed: int,
+    damaged: Sequence[DamagedRun],
 ) -> Iterator[str]:
     """What the summary tells, the most important first: of the effects shown on the loss at the deepest depth, and of
     links, a few."""
@@ -179,6 +185,7 @@ def findings(
         [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict][:MOST_IN_SUMMARY],
         [] if judged is None else cautions(judged),
         n_failed,
+        damaged,
     )
 
 
@@ -204,8 +211,10 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[Page
     return table_of({"runs": "", "state": "", "cause": ""}, rows), causes.total()
 
 
-def table_of_methods(names: Collection[str]) -> PageTable:
-    """The definition of every measured quantity on the page, with its unit."""
+def table_of_methods(runs: PageTable, links: Sequence[LinkEvidence]) -> PageTable:
+    """The definition of every measured quantity in these, with its unit."""
+    names = {name for link in links for name in (link.within.cause, link.within.effect)}
+    names.update(column.name for column in runs.columns)
     on_page = [column for column in quantities.RUNS if column.name in names]
     columns = ("quantity", "unit", "definition", "source")
     return table_of(dict.fromkeys(columns, ""), ((q.name, q.unit, q.meaning, q.source or "–") for q in on_page))

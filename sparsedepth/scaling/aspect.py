@@ -98,6 +98,7 @@ class AspectLaw:
         return all(fit.theta_P[5] > 0 and _p(fit, np.eye(N_PARAMETERS)[5]) < ALPHA for fit in self.forms)
 
     def best_at(self, budgets: Sequence[float]) -> list[Best]:
+        """The best aspect at each budget [FLOPs]."""
         aspects = self.runs["aspect"]
         found = []
         for C in budgets:
@@ -154,49 +155,64 @@ def aspect_law(runs: pd.DataFrame) -> AspectLaw:
     return AspectLaw(runs=runs, forms=likely, middle=middle)
 
 
-def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
-    """`is_log`: in ln L; its coefficients k, g, h are brought to nat/token at the mean loss."""
-    loss_N, aspect_N = runs["loss"].to_numpy(), runs["aspect"].to_numpy()
-    log_D_N, log_C_N = np.log(runs["tokens"].to_numpy()), np.log(runs["flops"].to_numpy())
-    log_N_N = log_C_N - log_D_N
-    n_N, t_N, c_N = log_N_N - log_N_N.mean(), log_D_N - log_D_N.mean(), log_C_N - middle
-    index_N = pd.factorize(runs["cluster"])[0]
-    y_N = np.log(loss_N) if is_log else loss_N
-    unit = float(loss_N.mean()) if is_log else 1.0
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RightSide:
+    """The law's columns, logarithms less their mean, and its value at parameters."""
 
-    def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    n_N: np.ndarray
+    t_N: np.ndarray
+    shape_NX: np.ndarray
+    """Columns of k, g, h."""
+    is_log: bool
+
+    def at(self, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The right side and its derivatives, (N, P)."""
         E, log_A, alpha, log_B, beta, *shape = theta_P
-        size_N, data_N = np.exp(log_A - alpha * n_N), np.exp(log_B - beta * t_N)
+        size_N, data_N = np.exp(log_A - alpha * self.n_N), np.exp(log_B - beta * self.t_N)
         law_N = np.maximum(E + size_N + data_N, 1e-9)
-        shape_NX = np.stack([aspect_N**2, aspect_N, aspect_N * c_N], axis=1)
-        by_law_NX = np.stack([np.ones(len(n_N)), size_N, -size_N * n_N, data_N, -data_N * t_N], axis=1)
-        if is_log:
+        by_law_NX = np.stack([np.ones(len(law_N)), size_N, -size_N * self.n_N, data_N, -data_N * self.t_N], axis=1)
+        if self.is_log:
             by_law_NX /= law_N[:, None]
-        first_N = np.log(law_N) if is_log else law_N
-        return first_N + shape_NX @ np.array(shape), np.concatenate([by_law_NX, shape_NX], axis=1)
+        first_N = np.log(law_N) if self.is_log else law_N
+        return first_N + self.shape_NX @ np.array(shape), np.concatenate([by_law_NX, self.shape_NX], axis=1)
 
-    def solved(start_P: np.ndarray) -> tuple[np.ndarray, float]:
+    def solved(self, y_N: np.ndarray, start_P: np.ndarray) -> tuple[np.ndarray, float]:
+        """Parameters of least squares, and their sum."""
         end = least_squares(
-            lambda theta_P: at(theta_P)[0] - y_N,
+            lambda theta_P: self.at(theta_P)[0] - y_N,
             start_P,
-            jac=lambda theta_P: at(theta_P)[1],
+            jac=lambda theta_P: self.at(theta_P)[1],
             bounds=([0.0, -np.inf, 0.0, -np.inf, 0.0, *[-np.inf] * 3], np.inf),
             x_scale=np.array([1.0, 1.0, 0.1, 1.0, 0.1, 0.01, 0.01, 0.01]),
             max_nfev=200,
         )
         return end.x, 2 * float(end.cost)
 
+
+def _right_side(runs: pd.DataFrame, middle: float, is_log: bool) -> _RightSide:
+    aspect_N, log_C_N = runs["aspect"].to_numpy(), np.log(runs["flops"].to_numpy())
+    log_D_N = np.log(runs["tokens"].to_numpy())
+    log_N_N = log_C_N - log_D_N
+    shape_NX = np.stack([aspect_N**2, aspect_N, aspect_N * (log_C_N - middle)], axis=1)
+    return _RightSide(n_N=log_N_N - log_N_N.mean(), t_N=log_D_N - log_D_N.mean(), shape_NX=shape_NX, is_log=is_log)
+
+
+def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
+    """`is_log`: in ln L; its coefficients k, g, h are brought to nat/token at the mean loss."""
+    loss_N, side = runs["loss"].to_numpy(), _right_side(runs, middle, is_log)
+    y_N = np.log(loss_N) if is_log else loss_N
+    lowest = loss_N.min()
     ends = [
-        solved(np.array([share * loss_N.min(), *[math.log((1 - share) * loss_N.min() / 2), EXPONENT] * 2, 0, 0, 0]))
+        side.solved(y_N, np.array([share * lowest, *[math.log((1 - share) * lowest / 2), EXPONENT] * 2, 0, 0, 0]))
         for share in STARTS
     ]
     theta_P, _ = min(ends, key=lambda end: end[1])
     if theta_P[2] <= 0 or theta_P[4] <= 0:
         return None
-    fitted_N, by_NP = at(theta_P)
+    fitted_N, by_NP = side.at(theta_P)
+    index_N = pd.factorize(runs["cluster"])[0]
     free_P = np.array([theta_P[0] > 1e-6, *[True] * (N_PARAMETERS - 1)])
-    scale_P = np.array([*[1.0] * 5, *[unit] * 3])
+    scale_P = np.array([*[1.0] * 5, *[float(loss_N.mean()) if is_log else 1.0] * 3])
     covariance_PP = np.zeros((N_PARAMETERS, N_PARAMETERS))
     covariance_PP[np.ix_(free_P, free_P)] = _by_clusters(by_NP[:, free_P], y_N - fitted_N, index_N)
     left_N = (np.exp(fitted_N) if is_log else fitted_N) - loss_N

@@ -58,24 +58,28 @@ def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carri
     texts = runs[[*CELL_FIELDS]].astype(str)
     varying = [name for name in CELL_FIELDS if texts[name].nunique() > 1 and name != "lr"]
     sizes = [name for name in varying if is_shape(name)]
-    shown = [name for name in sizes if not ROLES[name].derived_if_missing]
+    knobs = [name for name in varying if name not in sizes]
     is_home = (runs[[*at]] == pd.Series(at)).all(axis=1)
     if not is_home.any():
         tried = "; ".join(f"{name}: {', '.join(sorted(texts[name].unique()))}" for name in at)
         raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
-    knobs = [name for name in varying if name not in sizes]
     found = []
     for _, of_setting in runs.groupby([texts[name] for name in knobs] or np.zeros(len(runs))):
         home = _losses(of_setting[is_home[of_setting.index]], loss)
-        shapes = texts.loc[of_setting[~is_home[of_setting.index]].index, sizes]
-        of_shape = of_setting.loc[shapes.index].groupby([shapes[name] for name in sizes])
-        others = {_label(texts, rows, shown): _losses(rows, loss) for _, rows in of_shape}
-        others = {shape: losses for shape, losses in others.items() if losses.shape[1] > 1}
+        others = _by_shape(of_setting[~is_home[of_setting.index]], texts, sizes, loss)
         if home.shape[1] > 1 and others:
             found.append(_carried(_label(texts, of_setting, knobs) or "all runs", home, others))
     if not found:
         raise ValueError("these runs lack several lr at that shape and at another; run a sweep with `tune` and no `at`")
     return found
+
+
+def _by_shape(runs: pd.DataFrame, texts: pd.DataFrame, sizes: Sequence[str], loss: str) -> dict[str, pd.DataFrame]:
+    """Name of a shape -> its losses, of shapes run at several lr."""
+    shown = [name for name in sizes if not ROLES[name].derived_if_missing]
+    shapes = runs.groupby([texts.loc[runs.index, name] for name in sizes])
+    losses = {_label(texts, rows, shown): _losses(rows, loss) for _, rows in shapes}
+    return {shape: table for shape, table in losses.items() if table.shape[1] > 1}
 
 
 def _label(texts: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str:
@@ -90,6 +94,7 @@ def _losses(rows: pd.DataFrame, loss: str) -> pd.DataFrame:
 
 
 def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Carried:
+    """The regret of a setting over the seeds that all shapes have, with the wider interval of seeds and shapes."""
     seeds = sorted(set[int].intersection(*({*table.index} for table in others.values())))
     shapes, regret_PS = [], []
     for shape, table in others.items():

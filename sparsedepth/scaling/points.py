@@ -89,6 +89,7 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
 
 
 def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.DataFrame:
+    """Points of runs in the store, of one cluster where they share these columns, or the training by default."""
     columns = {column.name for column in RUN_COLUMNS} | {"run"}
     if unknown := [name for name in cluster if name not in columns]:
         hint = "name run, or columns such as d_model,n_layers"
@@ -114,6 +115,9 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
 
 
 def _from_table(source: Path, cluster: list[str], seconds: float) -> pd.DataFrame:
+    """Points of a table of rows: of one cluster where they share these columns. Raises ValueError for a column that is
+    missing."""
+
     def chosen(have: Sequence[str]) -> list[str]:
         if missing := [name for name in (*COLUMNS[1:], *cluster) if name not in have]:
             told = f"{str(source)!r} has no column {', '.join(missing)}; its columns are {', '.join(have[:12])}"

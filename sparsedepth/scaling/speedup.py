@@ -175,29 +175,41 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     """The rows of a setting at a depth."""
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
-    lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
-    of_setting = [runs_at for _, runs_at in runs.groupby(BUDGET)]
-    flops: list[float] = []
-    losses: dict[float, dict[int, float]] = {}
-    for runs_at in of_setting:
-        done = finished(runs_at)
-        flops.append(C := float((runs_at if done.empty else done)["train_flops"].mean()))
-        if len(done):
-            nearest = _nearest(budgets, C)
-            is_matched = abs(C / nearest - 1) < MATCHED
-            losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
-            if is_matched and done["effect"].isna().all():  # the variance is that of the difference
-                lr_variance[True, C] += lr_variance[False, nearest]
-    is_one_run = shares_a_training(baseline, runs)
-    worths = worth_of(budgets, losses, lr_variance, is_one_run=is_one_run)
+    of_setting = [(_flops(runs_at), runs_at) for _, runs_at in runs.groupby(BUDGET)]
+    worths = _worths(budgets, of_baseline, of_setting, shares_a_training(baseline, runs))
     nothing = Speedup(multiplier=None, reason="no run has finished")
-    for C, runs_at in zip(flops, of_setting, strict=True):
+    for C, runs_at in of_setting:
         n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
         timed = in_time(worth, _speeds(of_baseline[_nearest(budgets, C)], finished(runs_at)))
         reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
         numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
         fields = {BUDGET: int(runs_at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
         yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+
+
+def _flops(runs: pd.DataFrame) -> float:
+    """Of those that finished, if any did."""
+    done = finished(runs)
+    return float((runs if done.empty else done)["train_flops"].mean())
+
+
+def _worths(
+    budgets: Losses,
+    of_baseline: Mapping[float, pd.DataFrame],
+    of_setting: Sequence[tuple[float, pd.DataFrame]],
+    is_one_run: bool,
+) -> dict[float, Speedup]:
+    """`worth_of` at the optimum of lr, where it is known."""
+    lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
+    losses: dict[float, dict[int, float]] = {}
+    for C, runs_at in of_setting:
+        if len(done := finished(runs_at)):
+            nearest = _nearest(budgets, C)
+            is_matched = abs(C / nearest - 1) < MATCHED
+            losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
+            if is_matched and done["effect"].isna().all():  # the variance is that of the difference
+                lr_variance[True, C] += lr_variance[False, nearest]
+    return worth_of(budgets, losses, lr_variance, is_one_run=is_one_run)
 
 
 def shares_a_training(*sides: pd.DataFrame) -> bool:

@@ -242,6 +242,7 @@ def _mean(runs: Sequence[Row], column: str) -> float | None:
 def _table(
     shown: list[Ranked], baseline: Ranked | None, varying: Sequence[str], by: str, beside: Sequence[str]
 ) -> QueryResult:
+    """The ranking as a table, without the columns that would be empty."""
     clipped = quantities.rankable(by).clipped
     rows = []
     for cell in shown:

@@ -113,6 +113,8 @@ class TableMap(Section):
 
     @check
     def _check_targets(self) -> None:
+        """Raises Mistakes, all at once, for names that are no field or quantity, and for a map that cannot be
+        compared."""
         mistakes = []
         for name in (*self.fields, *self.constants):
             if name not in TARGETS:

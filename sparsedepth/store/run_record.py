@@ -321,6 +321,8 @@ def which_run(folder: Path) -> str:
 
 
 def _parse_subject(folder: Path, name: str, content: bytes, run_id: str, plugins: Any) -> Subject:
+    """What a run is of. Raises OtherVersion for a field or plugin that is not known here, DamagedRun for another run's
+    file."""
     try:
         if name == CONFIG:
             return _parse_config(content.decode())

@@ -296,6 +296,8 @@ def not_missing(name: str) -> str:
 
 
 def _make_views(table: Table, columns: Collection[str]) -> None:
+    """Two views of a table of texts: all columns as numbers, and each by the narrowest type that holds all its
+    values."""
     mixed = []
     for name in columns:
         text, number = not_missing(name), number_of(name)

@@ -148,6 +148,7 @@ def tuning_columns(tuning: Tuning, runs: Sequence[Row]) -> dict[str, dict[str, A
 
 
 def _roles(tuning: Tuning, group: Sequence[Row]) -> dict[str, TuningRole]:
+    """The role of each run of one tuned cell, by the same search that chose its point."""
     if any(group[0][name] != value for name, value in tuning.at.items()):
         return {run["run_id"]: "carried" for run in group}
     losses = _losses(tuning, group)

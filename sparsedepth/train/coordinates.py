@@ -84,6 +84,7 @@ def coordinates(
 def _measured(
     config: RunConfig, seed: int, batch: Callable[[RunConfig, int], Sequences], steps: int
 ) -> Iterator[tuple[float, tuple[str, float]]]:
+    """(depth as a share, (quantity, rms)) of each layer after some steps of training: activations, updates, logits."""
     model = Decoder(config, seed).train()
     optimizer = make_optimizer(model, config)
     set_learning_rate(optimizer, config.lr)

@@ -18,6 +18,7 @@ from sparsedepth.words.effects import (
 )
 from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import tests_lines, verification_text
+from sparsedepth.words.runs import damage_text
 from sparsedepth.words.scaling import at_largest, flops_text
 from sparsedepth.words.table import fitted_table
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sparsedepth.report.answers import Answer
     from sparsedepth.scaling.crossover import Crossover
     from sparsedepth.store.best import Ranking
+    from sparsedepth.store.checksums import DamagedRun
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 SHOWN = ("lower", "higher")
@@ -189,6 +191,7 @@ def summary(
     links: Iterable["LinkEvidence"],
     cautions: Iterable["Caution"],
     n_failed: int,
+    damaged: Sequence["DamagedRun"],
 ) -> Iterator[str]:
     """The findings beside the answers, the most important first. `n_effects`: all, and those shown."""
     if card:
@@ -205,6 +208,8 @@ def summary(
     yield from (f"{caution_line(caution)}." for caution in cautions)
     if n_failed:
         yield f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below."
+    if damaged:
+        yield f"{damage_text(damaged)}."
 
 
 def link_sentence(evidence: "LinkEvidence") -> str:
