@@ -6,6 +6,7 @@ ARG BASE=python:3.12-slim
 FROM ${BASE}
 ARG TORCH=torch==2.13.0
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore
+# hadolint ignore=DL3013 # TORCH has its version
 RUN pip install ${TORCH}
 WORKDIR /opt/sparsedepth
 COPY pyproject.toml constraints.txt PACKAGE.md LICENSE ./

