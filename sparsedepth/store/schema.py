@@ -7,6 +7,7 @@ import json
 import math
 import types
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -63,7 +64,9 @@ _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple
 
 def stored_value(value: Any) -> Any:
     """A field's value as its column has it."""
-    return json.dumps(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):  # of a record that was not built as a run, as `lr_of`
+        value = sorted(value.items())
+    return json.dumps(value) if isinstance(value, (tuple, list)) else value
 
 
 def plain(value: Any) -> Any:

@@ -362,7 +362,7 @@ def _subject_columns(subject: Subject) -> dict[str, Any]:
             "origin": subject.origin,
             "cluster": subject.cluster,
             "unknown_fields": ",".join(subject.unknown),
-            **subject.config,
+            **{name: stored_value(value) for name, value in subject.config.items()},
         }
     if isinstance(subject, RunConfig):
         return {**_cell_columns(subject.cell), **{name: getattr(subject, name) for name in REPLICATE_FIELDS}}

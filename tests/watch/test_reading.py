@@ -2,10 +2,13 @@
 
 import pandas as pd
 import pytest
+from support.plain_loop import held_out
 from support.report_folder import fill as fill_sweep
 
 import sparsedepth as sd
+from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.measurements import Measurements
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.watch.points import Points, Training
 
@@ -45,6 +48,17 @@ def test_effects_compare_the_last_point_that_trainings_have_in_common(tmp_path, 
     assert row["estimate"] == pytest.approx(0.3 + 0.002 / 3) and row["verdict"] == "higher"
     text = command("effects", tmp_path)[0]
     assert "depth_scale=lns" in text and "train_tokens" not in text
+
+
+def test_a_decoder_of_ours_is_read_with_the_fields_that_its_config_states(tmp_path):
+    """Lists and mappings among them, as columns of runs have them."""
+    config = RunConfig(n_layers=2, d_model=16, n_heads=2, d_ff=32, vocab_size=32, seq_len=16)
+    settings = {"lr": 0.01, "lr_of": {"embed": 0.5}}
+    watch = sd.watch(Decoder(config, 0), held_out(), out=tmp_path, seed=3, settings=settings, measures=["loss"])
+    watch(1000)
+    with sd.open_store(tmp_path) as store:
+        (row,) = store.sql("select d_ff, norm, lr, lr_of, allow, seed, steps, val_loss > 0 from runs").rows
+    assert row == (32, "pre", 0.01, '[["embed", 0.5]]', "[]", 3, 1000, True)
 
 
 def test_the_common_point_is_the_largest_that_most_have(tmp_path):
