@@ -6,6 +6,7 @@ from pathlib import Path
 
 import findings
 import pytest
+from support.once import once
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBER = r"(-?\d+(?:\.\d+)?)"
@@ -15,8 +16,8 @@ RULES = {int(part[0]): " ".join(part.split()) for part in re.split(r"^(?=\d\. )"
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict]:
-    return findings.stated().to_dict("records")
+def rows(tmp_path_factory) -> list[dict]:
+    return once(tmp_path_factory, "findings", lambda: findings.stated().to_dict("records"))
 
 
 def is_of(said: tuple[str, ...], row: dict) -> bool:

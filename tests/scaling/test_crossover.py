@@ -126,9 +126,10 @@ def tuned_depths(seed: int) -> pd.DataFrame:
     return runs_frame(rows)
 
 
-def test_the_choice_of_lr_counts():
+@pytest.mark.parametrize("n_worlds", [20, pytest.param(40, marks=pytest.mark.slow)])
+def test_the_choice_of_lr_counts(n_worlds):
     """Depths that differ by nothing but how well their lr was chosen: most draws would be shown without its error."""
-    whole = [tuned_depths(seed) for seed in range(40)]
+    whole = [tuned_depths(seed) for seed in range(n_worlds)]
     chosen = [runs[runs["tuning"] == "best"].drop(columns=["tuning", "tuned_fields", "tuned_by"]) for runs in whole]
     known, alone = (
         np.mean(

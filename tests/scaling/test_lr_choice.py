@@ -52,10 +52,11 @@ def covered(rows: pd.DataFrame, worth: float = 1.0) -> list[bool]:
     return [row["lo"] <= worth <= row["hi"] for row in speedups(rows).to_dict("records")]
 
 
-def test_without_a_difference_a_multiplier_is_1_and_its_interval_knows_the_choice_of_lr():
+@pytest.mark.parametrize("n_worlds", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_without_a_difference_a_multiplier_is_1_and_its_interval_knows_the_choice_of_lr(n_worlds):
     """Also where the setting costs 7% less, so that no fit has both sides."""
     alone, known, apart = [], [], []
-    for seed in range(40):
+    for seed in range(n_worlds):
         runs, rows = tuned_world(seed)
         choices = choices_of(runs, rows)
         assert {*rows["run_id"]} <= {*choices.index} and (choices["lr_variance"] > 0).all()
