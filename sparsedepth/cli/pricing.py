@@ -37,7 +37,7 @@ class MemoryShortage:
     needed: float
     available: float
     micro_batch: int | None
-    """Sequences per forward pass with which it fits, if any."""
+    """Sequences per forward pass with which it fits, if any: those of a run for which no other number is asked."""
     is_shared: bool
     """Whether several runs share the device."""
 
@@ -140,36 +140,44 @@ def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Pric
 
 
 def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
-    from sparsedepth.plan.price import fitting_micro_batch
+    from sparsedepth.plan.price import price_of
 
-    memory = price.setup.assumed.memory
-    sharing = price.setup.place.sharing
-    if memory is None or price.memory_bytes <= (available := memory / sharing):
+    place = price.setup.place
+    available = price.setup.memory
+    if available is None or price.memory_bytes <= available:
         return None
-    fitting = fitting_micro_batch(plan.expected_runs(), price.setup, available)
-    return MemoryShortage(needed=price.memory_bytes, available=available, micro_batch=fitting, is_shared=sharing > 1)
+    free = price_of(plan.expected_runs(), replace(price.setup, place=replace(place, micro_batch=None)))
+    sizes = filter(None, (kind.micro_batch for kind in free.kinds))
+    return MemoryShortage(
+        needed=price.memory_bytes,
+        available=available,
+        micro_batch=min(sizes, default=None) if free.memory_bytes <= available else None,
+        is_shared=place.sharing > 1,
+    )
 
 
 def _shapes(price: "Price") -> QueryResult:
     values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
     shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
+    is_sparse = any(kind.params_active < kind.params_total for kind in price.kinds)
     rows = [
         (
             kind.varied.get("n_layers"),
             kind.runs,
             kind.params_total,
-            kind.params_active,
+            kind.params_active if is_sparse else None,
             kind.tokens,
             f"{kind.train_flops:.3g}",
             size(kind.memory_bytes),
+            kind.micro_batch,
             size(kind.disk_bytes),
             duration(kind.seconds.value),
             ", ".join(assignment(name, kind.varied[name]) for name in shown if kind.varied[name] is not None) or None,
         )
         for kind in price.kinds
     ]
-    amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
-    return QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
+    sizes = ("params_total", "params_active", "tokens", "train_flops", "memory", "micro_batch", "disk")
+    return QueryResult(("n_layers", "runs", *sizes, "time per run", "setting"), tuple(rows))
 
 
 def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, calibrated: bool) -> "PricingSetup":

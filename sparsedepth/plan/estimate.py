@@ -10,7 +10,7 @@ f: forward FLOPs per token; F: forward FLOPs of measuring and observing; `forwar
 in fp32; pieces: micro-batches per step; D: d_model. A narrow model is held up by reading and writing its activations:
 w is fitted to an H200. `quantities.measured` has the cost of each measure in forward passes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sparsedepth.config.cost import cost
@@ -140,6 +140,25 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
         forward += 4 * own
     gathered = 4 * params / config.n_layers if own < params else 0  # a block of sharded weights, whole
     return round(12 * own + max(forward, 4 * own + activations / config.n_layers) + gathered)
+
+
+FITS = 0.92
+"""Share of a device's memory up to which a peak fits: by so much the model may be wrong."""
+
+
+def fitted(config: RunConfig, place: Place, memory: float | None, correction: float = 1.0) -> Place:
+    """The place with the largest power of 2 of sequences per forward pass with which the run fits into so many bytes:
+    none where the whole share of its batch does or one was asked for, 1 where nothing does."""
+
+    def fits(size: int | None) -> bool:
+        peak = correction * peak_bytes(config, replace(place, micro_batch=size)) + CONTEXT_BYTES[place.device]
+        return memory is None or peak <= FITS * memory
+
+    if place.micro_batch or fits(None):
+        return place
+    share = max(1, config.batch_tokens // config.seq_len // place.processes)
+    sizes = [2**exponent for exponent in reversed(range((share - 1).bit_length()))]
+    return replace(place, micro_batch=next(filter(fits, sizes), 1))
 
 
 class Timing(NamedTuple):

@@ -53,6 +53,11 @@ class PricingSetup:
         return DEVICES[self.device]
 
     @property
+    def memory(self) -> float | None:
+        """Of a GPU, for each of the runs that share it; None if unknown."""
+        return self.assumed.memory and self.assumed.memory / self.place.sharing
+
+    @property
     def devices(self) -> int:
         """GPUs, or groups of GPUs; on a CPU the workers."""
         return -(-self.workers // self.place.sharing)
@@ -70,6 +75,8 @@ class ShapePrice:
     tokens: int
     train_flops: float
     memory_bytes: int
+    micro_batch: int | None
+    """sequences per forward pass; None for all of a device's share"""
     disk_bytes: int
     seconds: Seconds
     shared: float = 0.0
@@ -179,7 +186,9 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: Fields, setup:
     run_cost = cost(config)
     share = sum(shared) / len(shared) / config.n_steps
     own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
-    peak = estimate.peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
+    correction = _ratio(setup.memory_ratios, key)
+    place = estimate.fitted(config, setup.place, setup.memory, correction)
+    setup = replace(setup, place=place)
     return ShapePrice(
         shape_id=key,
         varied=varied,
@@ -188,7 +197,9 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: Fields, setup:
         params_active=run_cost.params_active,
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
-        memory_bytes=round(peak) + estimate.CONTEXT_BYTES[setup.place.device],
+        memory_bytes=round(correction * estimate.peak_bytes(config, place))
+        + estimate.CONTEXT_BYTES[setup.place.device],
+        micro_batch=place.micro_batch,
         disk_bytes=(16 if config.schedule == "wsd" else 4) * run_cost.params_total + RECORD_BYTES,
         seconds=_seconds(key, config.model_copy(update={"train_tokens": own_tokens}) if share else config, setup),
         shared=share,
@@ -208,16 +219,6 @@ def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
 def _ratio(ratios: Mapping[str, float], key: str) -> float:
     """A shape's own ratio, else the median of all shapes; 1 without any."""
     return ratios.get(key) or (median(ratios.values()) if ratios else 1.0)
-
-
-def fitting_micro_batch(runs: Sequence[RunConfig], setup: PricingSetup, memory: float) -> int | None:
-    """The largest power of 2 of sequences per forward pass with which all runs fit into `memory` (bytes), if any."""
-    largest = setup.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
-    for exponent in reversed(range(largest.bit_length())):
-        smaller = replace(setup, place=replace(setup.place, micro_batch=2**exponent))
-        if price_of(runs, smaller).memory_bytes <= memory:
-            return 2**exponent
-    return None
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
@@ -256,10 +257,11 @@ def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunC
         if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:
             continue
         key = shape_id(run)
+        place = estimate.fitted(run, setup.place, setup.memory)
         if row["seconds"]:
-            times[key].append(row["seconds"] / estimate.seconds(run, setup.place, setup.assumed).value)
+            times[key].append(row["seconds"] / estimate.seconds(run, place, setup.assumed).value)
         if row["peak_memory_bytes"]:
-            peaks[key].append(row["peak_memory_bytes"] / estimate.peak_bytes(run, setup.place))
+            peaks[key].append(row["peak_memory_bytes"] / estimate.peak_bytes(run, place))
     return replace(
         setup,
         time_ratios={key: median(ratios) for key, ratios in times.items()},

@@ -117,6 +117,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("configs", type=Path, nargs="+", help="of runs that can train as one stacked model")
     parser.add_argument("--runtime", type=json.loads, default={}, help="RuntimeConfig as JSON")
     parser.add_argument("--concurrent-processes", type=int, default=1, help="run processes in parallel, including this")
+    parser.add_argument("--sharing", type=int, default=1, help="those of them that share a GPU")
     given = parser.parse_args(arguments)
     stop = Stop().catch()
     end_with_parent(int(os.environ.get(PARENT) or os.getppid()))
@@ -138,6 +139,7 @@ def main(arguments: list[str]) -> int:
             stacked_with=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
             concurrent_processes=given.concurrent_processes,
+            sharing=given.sharing,
             heartbeat=HeartbeatMonitor(scratch.lock),
         )
         works.append(execution(config, given.results, options))

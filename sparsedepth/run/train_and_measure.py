@@ -22,7 +22,7 @@ from sparsedepth.exchange.start import Start
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.estimate import OBSERVED_TOKENS
+from sparsedepth.plan.estimate import OBSERVED_TOKENS, Place, fitted
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
@@ -33,7 +33,14 @@ from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices, LostError
 from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
-from sparsedepth.train.runtime import Runtime, is_out_of_memory, measuring_device, other_processes_bytes, resolve
+from sparsedepth.train.runtime import (
+    Runtime,
+    device_memory,
+    is_out_of_memory,
+    measuring_device,
+    other_processes_bytes,
+    resolve,
+)
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Displayed progress at the end of training, and of measuring."""
@@ -57,6 +64,8 @@ class Options:
     """for the seconds in the manifest; a stacked run counts its share"""
     concurrent_processes: int = 1
     """run processes in parallel on the machine, including this one"""
+    sharing: int = 1
+    """those of them that share its GPU"""
     heartbeat: HeartbeatMonitor | None = None
     """of the run's lease, created at the start of the process, so that a stack waits for dead holders at once"""
 
@@ -90,10 +99,11 @@ class RunJob:
     options: Options
 
     def run(self) -> Work[None]:
-        """Train, measure and write; after running out of memory, continue with half as many sequences per forward pass
-        and the same global batch. The size that fits is stored in the scratch folder for the next process. After a
-        compiler error continue with an empty cache; after a second one without the compiler. Raises as `execute`."""
-        runtime = resolve(self.config, self.options.runtime)
+        """Train, measure and write, with as many sequences per forward pass as fit by plan; after running out of
+        memory continue with half of them and the same global batch. The size that fits is stored in the scratch folder
+        for the next process. After a compiler error continue with an empty cache; after a second one without the
+        compiler. Raises as `execute`."""
+        runtime = self._planned(resolve(self.config, self.options.runtime))
         torch.set_num_threads(runtime.threads)
         retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
         n_compiler_errors = 0
@@ -128,6 +138,19 @@ class RunJob:
                 if self._stop():
                     raise Interrupted
                 time.sleep(0.1)
+
+    def _planned(self, runtime: Runtime) -> Runtime:
+        """With the micro-batch that fits into the run's share of its GPU; of a stack into a share of that."""
+        memory = device_memory(runtime.device)
+        runs = self.options.sharing * (len(self.options.stacked_with) + 1)
+        place = Place(
+            device="cuda" if runtime.device.type == "cuda" else "cpu",
+            micro_batch=runtime.micro_batch,
+            compile=runtime.compile,
+            processes=self.devices.size,
+            parallel=runtime.parallel,
+        )
+        return replace(runtime, micro_batch=fitted(self.config, place, memory and memory / runs).micro_batch)
 
     def _seconds_to_retry(self, runtime: Runtime, error: Exception, retries: int) -> float | None:
         """How long to wait before trying the same size again; None to halve it."""

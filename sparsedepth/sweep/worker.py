@@ -203,6 +203,7 @@ class Worker:
             run_record.write_config(scratch.folder, config)
         arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
         arguments += ["--runtime", machine.runtime.model_dump_json(), "--concurrent-processes", str(machine.workers)]
+        arguments += ["--sharing", str(-(-machine.workers // max(1, len(machine.gpus))))]
         for scratch in scratches[1:]:
             scratch.note_leader(scratches[0])
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []

@@ -136,6 +136,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in SHORTAGES)
 
 
+def device_memory(device: torch.device) -> int | None:
+    """The bytes of a GPU; None elsewhere, where other programs share the memory."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
 OTHER_PROCESSES_SHARE = 0.1
 """Share of a GPU's memory from which other processes may be the cause of a shortage."""
 

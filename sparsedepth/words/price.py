@@ -93,7 +93,8 @@ def shortage_text(shortage: "MemoryShortage") -> str:
     none_fits = (
         f"even micro_batch=1 does not fit; use {fewer}more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
     )
-    fix = f"use --runtime micro_batch={shortage.micro_batch}" if shortage.micro_batch else none_fits
+    fits = f"use --runtime micro_batch={shortage.micro_batch}, or leave it out"
+    fix = fits if shortage.micro_batch else none_fits
     return f"memory: {size(shortage.needed)} does not fit into {size(shortage.available)}: {fix}"
 
 

@@ -1,6 +1,7 @@
 """`sparsedepth plan`: what does not fit and what would, long times, what is left, runs as well as sweeps."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from sparsedepth.cli.plan import plan
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.files import MARKER
+from sparsedepth.plan.estimate import FITS
 from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.status import remaining_runs
@@ -84,19 +86,23 @@ def test_what_a_cpu_does_not_have_is_refused_before_anything_starts(tmp_path, se
 def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_that_fits(tmp_path, capsys):
     path = write(tmp_path, LARGE)
     plan(path, on="h100", format="json")
-    shortage = json.loads(capsys.readouterr().out)["shortage"]
-    assert "does not fit into 80 GB: use --runtime micro_batch=" in shortage
-    size = int(shortage.partition("--runtime micro_batch=")[2])
+    found = json.loads(capsys.readouterr().out)
+    size = found["kinds"][0]["micro_batch"]
     sweep = single_run_sweep(path)
 
     def peak(micro_batch):
         runtime = build(RuntimeConfig, {"micro_batch": micro_batch}, "t")
         return price(Plan(sweep), pricing_setup(runtime, device="h100", workers=1)).memory_bytes
 
-    assert peak(size) <= 80e9 < peak(2 * size)
+    assert found["shortage"] is None and peak(size) <= FITS * 80e9 < peak(2 * size)
     plan(path, on="h100", workers=2, format="json")
     shared = json.loads(capsys.readouterr().out)
-    assert "does not fit into 40 GB" in shared["shortage"] and shared["setup"]["place"]["sharing"] == 2
+    assert shared["kinds"][0]["micro_batch"] < size and shared["setup"]["place"]["sharing"] == 2
+    plan(path, on="h100")
+    assert re.search(rf" micro_batch .*\n.*\n.* {size} ", capsys.readouterr().out)
+    plan(path, on="h100", runtime=[f"micro_batch={4 * size}"], format="json")
+    shortage = json.loads(capsys.readouterr().out)["shortage"]
+    assert f"does not fit into 80 GB: use --runtime micro_batch={size}, or leave it out" in shortage
     plan(path, on="h100", runtime=[f"micro_batch={size}"])
     assert "does not fit" not in capsys.readouterr().out
     plan(write(tmp_path, {**LARGE, "n_layers": 300}), on="h100")

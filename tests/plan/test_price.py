@@ -1,15 +1,19 @@
 """What a sweep is priced at: counts worked out by hand, every shipped definition, and what a real step costs."""
 
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny_sweep import definition as tiny_definition, sparsedepth
+from support.tiny_sweep import CPU, definition as tiny_definition, run_config, sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
+from sparsedepth import config
+from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.cli.pricing import _memory_shortage
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
@@ -19,11 +23,25 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data.sequences import open_source
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.estimate import DEVICES, Place, Timing, measuring_flops, peak_bytes, seconds, shape_id
+from sparsedepth.plan.estimate import (
+    CONTEXT_BYTES,
+    DEVICES,
+    FITS,
+    Place,
+    Timing,
+    measuring_flops,
+    peak_bytes,
+    seconds,
+    shape_id,
+)
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.run import train_and_measure
+from sparsedepth.run.execute import execute
+from sparsedepth.run.train_and_measure import Options
+from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
@@ -260,6 +278,39 @@ def test_a_gpu_goes_by_its_name_and_a_shared_one_has_a_share_of_its_memory_for_e
     assert shortage and "does not fit into 26.7 GB" in shortage_text(shortage)
     whole.memory_bytes = 26e9
     assert _memory_shortage(Plan(sweep()), whole) is None
+
+
+EXAMPLES = sorted((Path(config.__file__).parents[1] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_fits_the_card_that_its_cost_names(path):
+    """Also a card of 80 GB where it names none. Split is what does not fit whole; the largest power of 2 is taken."""
+    found = sweep_definition(path)
+    plan = Plan(found)
+    card = re.search(r"h[12]00", found.cost.lower())
+    setup = pricing_setup(RuntimeConfig(), device=card[0] if card else "h100", workers=1)
+    total = price(plan, setup)
+    assert total.memory_bytes <= FITS * DEVICES[setup.device].memory
+    runs = {shape_id(run): run for run in plan.expected_runs()}
+    for kind in total.kinds:
+        doubled = replace(setup.place, micro_batch=kind.micro_batch and 2 * kind.micro_batch)
+        peak = peak_bytes(runs[kind.shape_id], doubled) + CONTEXT_BYTES["cuda"]
+        assert (peak > FITS * 80e9) == (kind.micro_batch is not None)
+
+
+def test_a_run_takes_the_planned_micro_batch_from_its_first_step(tmp_path, monkeypatch):
+    """The made-up card has memory for two of its four sequences, and of half of it for one."""
+    run = run_config(tmp_path)
+    peaks = {size: peak_bytes(run, Place(micro_batch=size)) for size in (4, 2, 1)}
+    assert peaks[4] > peaks[2] > peaks[1]
+    memory = (peaks[2] + peaks[4]) / 2 / FITS
+    monkeypatch.setattr(train_and_measure, "device_memory", lambda device: memory)
+    asked = CPU.model_copy(update={"micro_batch": 4})
+    all_options = Options(runtime=CPU), Options(runtime=CPU, sharing=2), Options(runtime=asked)
+    for seed, (options, expected) in enumerate(zip(all_options, (2, 1, 4), strict=True)):
+        folder = execute(run.model_copy(update={"seed": seed}), tmp_path / "results", options)
+        assert read_run(folder).manifest["micro_batch"] == expected
 
 
 def test_each_shape_is_timed_as_the_only_one(monkeypatch):
