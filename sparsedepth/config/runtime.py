@@ -14,8 +14,9 @@ COMPILED_STEPS = 500
 """Steps from which `compile: auto` compiles on a GPU. On an H200 it took 5 to 8 s and saved 32 to 90 ms a step: it pays
 after 100 to 170 steps, later where several processes compile at once."""
 
-LOGITS_BYTES = 2**28
-"""Limit of the fp32 logits of one part of a batch (`model.head`), without the copies for autocast and softmax."""
+LOGITS_BYTES, LOGITS_SHARE = 2**28, 1 / 256
+"""Limit of the fp32 logits of one part of a batch (`model.head`), without the copies for autocast and softmax; and the
+share of a card's memory that they may take, if that is more: with fewer parts the head's gradient moves less often."""
 
 MAX_TOKENS = 8192
 """Tokens per pass of a measure (forks x sequences x length). A pass keeps the L + 1 recorded states of
@@ -50,6 +51,9 @@ class RuntimeConfig(Section):
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
     micro_batch: Annotated[Count | None, ROUNDS] = None
     """sequences of one forward pass on one device; default the device's share of the batch"""
+    stream: Annotated[Literal["fp32", "bf16"], ROUNDS] = "fp32"
+    """the residual stream and its gradient while training with precision bf16: in bf16 a block moves a quarter less
+    memory outside of products; not for studies of variance"""
     stack: Annotated[Count | Literal["auto"], ROUNDS] = "auto"
     """runs of one shape that a process of a sweep trains as one model, at most; auto: where it pays"""
     checkpoint_seconds: Annotated[Positive, ROUNDS.acting()] = 30.0

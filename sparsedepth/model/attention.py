@@ -216,6 +216,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         q_BTX, k_BTX, v_BTX = project_together(x_BTD, self.query, self.key, self.value)
+        v_BTX = v_BTX.contiguous()  # a view of the joined product would keep q and k as they were before RoPE
         heads = *self._positioned(q_BTX, k_BTX, context.rotary), self._heads(v_BTX).transpose(1, 2)
         return self.output(self.gated(self.attended(*heads, context), x_BTD))
 

@@ -54,7 +54,7 @@ class Block(nn.Module):
         self.depth_factor.fill_(1 / math.sqrt(self.layer))
 
     def forward(self, x_BTD: Tensor, context: Context, router_loss: RouterLoss | None = None) -> Tensor:
-        return self.after_ffn(self.after_attention(x_BTD, context), router_loss)
+        return self.after_ffn(self.after_attention(x_BTD, context), router_loss).to(x_BTD.dtype)
 
     def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""

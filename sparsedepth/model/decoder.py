@@ -46,6 +46,8 @@ class Decoder(nn.Module):
         self.sources = SumOfStreams(config) if config.n_streams > 1 else self.sources
         self.norm = make_norm(config)
         self.head = Head(config)
+        self.stream = torch.float32
+        """of the residual stream under autocast"""
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         if self.embed.weight.device.type != "meta":
@@ -103,6 +105,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens_BT: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
         """x_BTD after the last block; appends the (balance, z) losses of each MoE layer."""
         x_BTD = self.embed_tokens(tokens_BT)
+        x_BTD = x_BTD.to(self.stream) if torch.is_autocast_enabled(x_BTD.device.type) else x_BTD
         context = self.context(tokens_BT, x_BTD)
         for block in self.blocks:
             router_loss = None if router_losses is None else RouterLoss()
@@ -128,7 +131,8 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens_BT))
 
     def use_kernels(self, **names: str) -> None:
-        """Set kernels of attention or experts by name (`kernels.OBSTACLES`)."""
+        """Set kernels of attention or experts by name (`kernels.OBSTACLES`), and the dtype of the stream."""
+        self.stream = torch.bfloat16 if names.pop("stream", None) == "bf16" else self.stream
         kinds = {"attention": Attention, "experts": Experts}
         for part, name in names.items():
             for module in self.modules():

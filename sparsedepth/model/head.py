@@ -6,7 +6,7 @@
 Targets of IGNORED are not scored. Parametrisation mup or completep first divides x by d_model /
 base_width (2203.03466, table 8).
 
-z exists for at most LOGITS_BYTES of tokens at a time. The gradient of a chunk needs only its
+z exists for a part of the tokens at a time (`logits_bytes`). The gradient of a chunk needs only its
 logits, so it is computed in the forward pass, and the backward pass scales it: no product is
 computed twice. (PyTorch's `linear_cross_entropy`, from 2.13 on, has no byte budget and returns
 autocast's dtype.) Where blocks are compiled, so is what lies between the products of a chunk.
@@ -21,9 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.runtime import LOGITS_BYTES
+from sparsedepth.config.runtime import LOGITS_BYTES, LOGITS_SHARE
 from sparsedepth.config.task import IGNORED
 from sparsedepth.model.linear import by_run, product_dtype
+
+TILE = 256
+"""Rows that a GPU's product computes together, or a multiple of them."""
 
 Chunk = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -81,12 +84,13 @@ def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: boo
 
 
 def cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, budget: int = LOGITS_BYTES, chunk: Chunk | None = None
+    x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, budget: int | None = None, chunk: Chunk | None = None
 ) -> tuple[Tensor, Tensor]:
     """The mean cross-entropy in nat/token over scored targets (0 if none), differentiable once, and
     loss_N, 0 where not scored: both in fp32, as the softmax, also where autocast changes products.
-    Logits take at most `budget` bytes."""
-    rows = max(1, budget // (4 * len(weight_VD)))
+    Logits take at most `budget` bytes, in whole tiles of a product where one fits."""
+    rows = max(1, (budget or logits_bytes(x_ND.device)) // (4 * len(weight_VD)))
+    rows -= rows % TILE if rows > TILE else 0
     gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)
     return _CrossEntropy.apply(x_ND, weight_VD, target_N, rows, product_dtype(x_ND), gradients, chunk)
 
@@ -130,9 +134,28 @@ class _CrossEntropy(torch.autograd.Function):
         return (grad_x_ND * scale).to(x_dtype), (grad_weight_VD * scale).to(weight_dtype), *[None] * 5
 
 
+@functools.cache
+def logits_bytes(device: torch.device) -> int:
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return max(LOGITS_BYTES, int(LOGITS_SHARE * memory))
+
+
+@functools.cache
+def can_add_to_fp32(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a product of such factors can be added to an fp32 sum without being rounded: on CUDA."""
+    part = torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        torch.addmm(part.float(), part, part, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def _add_product(sum_VD: Tensor, left_Vn: Tensor, right_nD: Tensor) -> None:
     """sum += left right, accumulated in the sum's fp32 whatever the dtype of the product."""
     if left_Vn.dtype == sum_VD.dtype:
         sum_VD.addmm_(left_Vn, right_nD)
+    elif can_add_to_fp32(left_Vn.dtype, left_Vn.device):
+        torch.addmm(sum_VD, left_Vn, right_nD, out_dtype=sum_VD.dtype, out=sum_VD)
     else:
         sum_VD += left_Vn @ right_nD

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import FIT, RunConfig
-from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig, graph_obstacle
+from sparsedepth.config.runtime import LOGITS_SHARE, Parallel, RuntimeConfig, graph_obstacle
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -97,7 +97,7 @@ def is_compiled(config: RunConfig, place: Place) -> bool:
 def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()) -> float:
     """Memory saved by all blocks for the backward pass over n_sequences, including copies of weights; by one block:
 
-        A = N (8 D + s ((4 + 3 c) D + 2 K + (3 + c) F))      of N tokens, s bytes per number
+        A = N (8 D + s ((3 + 3 c) D + 2 K + (3 + c) F))      of N tokens, s bytes per number
 
     K: channels of the keys; F: active width of the feed-forward part. Saved are the norms' inputs in fp32; q, k, v,
     attention's output, input and output of the projections; three tensors as wide as F. c = 1 under autocast without a
@@ -110,7 +110,7 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     cast = int(bf16 and not is_compiled(config, place))
     keys = config.n_kv_heads * d_model // config.n_heads
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
-    attention = 4 * 2 * d_model + size * ((4 + 3 * cast) * d_model + 2 * keys)
+    attention = 4 * 2 * d_model + size * ((3 + 3 * cast) * d_model + 2 * keys)
     dense = size * ((3 if config.is_gated else 2) + cast) * config.d_ff
     routed = (config.top_k or 0) * (4 * d_expert + 2 * d_model) + (3 + cast) * config.n_shared_experts * d_expert
     per_token = config.n_layers * attention + (config.n_layers - n_routed) * dense + n_routed * size * routed
@@ -134,7 +134,7 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
     if place.device == "cpu":
         maps = 40 * config.n_layers * config.stream_width**2 * (not FIT.isdisjoint(config.measures))
         return round(24 * params + max(activations, maps))  # 16 of training; the heap keeps what measuring adds
-    logits = min(LOGITS_BYTES, 4 * n_sequences * config.seq_len * config.vocab_size)
+    logits = min(LOGITS_SHARE * 80e9, 4 * n_sequences * config.seq_len * config.vocab_size)
     forward = activations + 2 * logits + 4 * config.vocab_size * config.d_model
     if n_sequences < share or place.parallel == "ddp":  # gradients of earlier micro-batches, or DDP's buckets
         forward += 4 * own

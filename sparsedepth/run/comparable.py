@@ -102,6 +102,20 @@ def check_same_precision(config: RunConfig, runtime: "Runtime", results: Path) -
         )
 
 
+def check_same_stream(runtime: "Runtime", results: Path) -> None:
+    """Raises ValueError if the first complete run in this run's precision had its residual stream in another."""
+    stream = runtime.kernels.get("stream", "fp32")
+    for folder, manifest in _manifests(results):
+        if manifest.get("precision") != runtime.precision:
+            continue
+        if (before := manifest.get("stream", "fp32")) == stream:
+            return
+        raise ValueError(
+            f"stream={stream}, but run {folder.name} of {results} was computed with stream={before}: their variances "
+            f"cannot be compared; set --runtime stream={before}, or choose another --out"
+        )
+
+
 def _has_auto_precision(folder: Path) -> bool:
     try:
         return read_yaml(folder / "config.yaml").get("precision", "auto") == "auto"

@@ -98,6 +98,7 @@ def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> Fie
     return {
         "device": f"{runtime.device.type} ({name})",
         "precision": runtime.precision,
+        "stream": runtime.kernels.get("stream", "fp32"),
         "threads": runtime.threads,
         "compiled": runtime.compile,
         "cuda_graph": runtime.cuda_graph,

@@ -24,7 +24,7 @@ from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.estimate import OBSERVED_TOKENS, Place, fitted
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.run.comparable import check_same_precision, checked_source
+from sparsedepth.run.comparable import check_same_precision, check_same_stream, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.measure_existing_model import measured_model
 from sparsedepth.run.process import abandon_cache, anonymous_bytes, is_compiler_error, use_cache
@@ -197,6 +197,7 @@ class RunJob:
         self._check_start_weights()
         source = checked_source(self.config, self.scratch.results, start.learned if start else None)
         check_same_precision(self.config, runtime, self.scratch.results)
+        check_same_stream(runtime, self.scratch.results)
         model = Decoder(self.config, self.config.seed)
         if start:
             start.load_into(model)

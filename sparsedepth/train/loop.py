@@ -118,6 +118,9 @@ class TrainingState:
         check_parallel(config, devices.parallel)
         if runtime.compile:
             compile_blocks(model)
+        self.precision = runtime.precision
+        if runtime.kernels.get("stream") == "bf16":
+            self.precision += ", with the stream"
         self.objective = devices.wrap(Objective(model, config), runtime.device)
         self.optimizer = make_optimizer(model, config)
         self.parameters = [*model.parameters()]
@@ -247,7 +250,7 @@ class TrainingState:
             curves=[*self.curves],
             observations=[*self.observations],
             seconds=self.earlier_seconds + self.clock() - self.began,
-            precision=self.runtime.precision,
+            precision=self.precision,
             data_hash=self.data_hash,
         )
         if in_background and self.devices.is_leader:
@@ -283,9 +286,9 @@ class TrainingState:
         shared = checkpoint.read(trunk, *into, **limits) if trunk else None
         position = shared or own
         if position:
-            if position.precision not in (None, self.runtime.precision):
+            if position.precision not in (None, self.precision):
                 told = (
-                    f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, "
+                    f"precision={self.config.precision} is {self.precision} on {self.runtime.device.type}, "
                     f"but the run's first {position.step} steps were computed in {position.precision}"
                 )
                 fix = f"continue on the device it began on, or delete {trunk if shared else folder} to start again"

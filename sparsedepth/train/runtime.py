@@ -70,12 +70,16 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if runtime.stream == "bf16" and (precision != "bf16" or config.stream_width > config.d_model):
+        raise ValueError(
+            "stream=bf16 needs precision=bf16, one stream (n_streams=1) and no attention_residuals; use stream=fp32"
+        )
     setting = kernels.facts_of(config, device, torch.bfloat16 if precision == "bf16" else torch.float32)
     choices = {
         "attention": kernels.choose("attention", runtime.attention_kernel, setting),
         "experts": kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting),
     }
-    chosen = {part: choice.kernel for part, choice in choices.items()}
+    chosen = {part: choice.kernel for part, choice in choices.items()} | {"stream": runtime.stream}
     reasons = {part: choice.reason for part, choice in choices.items()}
     if runtime.compile is True:
         refuse_undeclared(config, "compile=true")

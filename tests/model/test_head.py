@@ -1,5 +1,7 @@
 """The head: one for training and measuring; its cross-entropy in pieces has the plain one's value and gradients."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from support.largest_tensor import Largest
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.task import IGNORED
+from sparsedepth.model import head
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.head import cross_entropy, loss_and_change
 
@@ -48,6 +51,47 @@ def test_under_autocast_products_are_bf16_and_the_rest_fp32():
     found, expected = (torch.autograd.grad(value, (x_ND, weight_VD)) for value in (loss, plain))
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2e-2)
     assert all(gradient.dtype == torch.float32 for gradient in found)
+
+
+def test_sums_in_fp32_are_nearer_to_fp64_and_are_one_product_for_each_part(monkeypatch):
+    """On CUDA, whose `addmm` takes an `out_dtype`; here a stand-in, which does what it does. Eight parts."""
+    x_ND, weight_VD, target_N = drawn()
+    factors = [(torch.randn(V, 5).bfloat16(), torch.randn(5, D).bfloat16()) for _ in range(8)]
+    exact_VD = sum(left.double() @ right.double() for left, right in factors)
+    own, calls = torch.addmm, []
+
+    def wide(given, left, right, *, out_dtype, out=None):
+        calls.append(left.shape)
+        return own(given, left.float(), right.float(), out=out)
+
+    errors = []
+    for is_wide in (False, True):
+        if is_wide:
+            monkeypatch.setattr(torch, "addmm", wide)
+        head.can_add_to_fp32.cache_clear()
+        sum_VD = torch.zeros(V, D)
+        for left, right in factors:
+            head._add_product(sum_VD, left, right)
+        errors.append((sum_VD - exact_VD).norm() / exact_VD.norm())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cross_entropy(x_ND, weight_VD, target_N, 4 * V * 5)
+    head.can_add_to_fp32.cache_clear()
+    assert errors[1] < 1e-6 and 5e-4 < errors[0] < 1e-2
+    assert calls == [(16, 16), *[(V, 5)] * 16]
+
+
+def test_the_logits_have_their_share_of_a_card_and_whole_tiles(monkeypatch):
+    """Of 256 GB 1, of 8 GB the least; 300 rows are one tile of 256 and a rest, 200 stay 200."""
+    card = SimpleNamespace(total_memory=256e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert head.logits_bytes.__wrapped__(torch.device("cuda")) == 1e9
+    card.total_memory = 8e9
+    assert head.logits_bytes.__wrapped__(torch.device("cuda")) == head.logits_bytes(torch.device("cpu")) == 2**28
+    x_ND, weight_VD, target_N = (part.repeat(10, 1) if part.ndim == 2 else part.repeat(10) for part in drawn())
+    for rows, largest in ((300, 256), (200, 200)):
+        with Largest() as seen:
+            cross_entropy(x_ND, weight_VD[:V], target_N, budget=4 * V * rows)
+        assert seen.entries == largest * V
 
 
 @pytest.mark.parametrize(("rows", "largest"), [(8, 8 * V), (1, V * D)])

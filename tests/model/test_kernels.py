@@ -127,6 +127,19 @@ def config(**fields) -> RunConfig:
     return build(RunConfig, {"precision": "fp32", **fields}, "test")
 
 
+@pytest.mark.parametrize("fields", [{}, {"precision": "bf16", "n_streams": 2}, {"precision": "bf16", "n_layers": 3}])
+def test_a_stream_in_bf16_is_one_and_of_a_run_in_bf16(fields):
+    cfg, wanted = config(**fields), RuntimeConfig(device="cpu", stream="bf16")
+    if "n_layers" in fields:
+        assert (
+            resolve(cfg, wanted).kernels["stream"] == "bf16"
+            and resolve(cfg, wanted.model_copy(update={"stream": "fp32"})).kernels["stream"] == "fp32"
+        )
+        return
+    with pytest.raises(ValueError, match=r"stream=bf16 needs precision=bf16, one stream .* use stream=fp32"):
+        resolve(cfg, wanted)
+
+
 def test_resolve_asks_with_the_sizes_of_the_run():
     cpu = RuntimeConfig(device="cpu")
     assert resolve(config(), cpu).kernels["attention"] == "sdpa"

@@ -49,6 +49,36 @@ def test_together_is_as_near_to_fp32_as_one_by_one(fields):
     assert 0 < together < 0.02
 
 
+STREAMS = [{}, {"norm": "peri"}, {"residual_gate": "layerscale", "gate_init": 0.5}, {"norm": "keel", "gpas": True}]
+STREAMS += [{"residual_scalars": True, "value_residual": True}, {"stream_skips": True, "n_layers": 4}]
+
+
+@pytest.mark.parametrize("fields", STREAMS)
+def test_a_stream_in_bf16_stays_so_and_its_gradient_is_near_to_that_of_fp64(fields):
+    """Whatever a variant multiplies it with; without autocast, as measures read the model, nothing is cast."""
+    model, streams = Decoder(ModelConfig(**SHAPE | fields)).train(), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, x_BTD: streams.append((given[0].dtype, x_BTD.dtype)))
+
+    def gradient(stream: str, is_mixed: bool) -> torch.Tensor:
+        model.use_kernels(stream=stream)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed):
+            loss, _ = model.cross_entropy(model.hidden(TOKENS), TOKENS.roll(-1, 1))
+        return torch.cat([part.flatten().double() for part in torch.autograd.grad(loss, [*model.parameters()])])
+
+    wide = gradient("fp32", True)
+    assert set(streams) == {(torch.float32, torch.float32)}
+    streams.clear()
+    narrow = gradient("bf16", True)
+    assert set(streams) == {(torch.bfloat16, torch.bfloat16)}
+    streams.clear()
+    model.double()
+    exact = gradient("bf16", False)
+    assert set(streams) == {(torch.float64, torch.float64)}
+    errors = [((found - exact).norm() / exact.norm()).item() for found in (wide, narrow)]
+    assert 0 < errors[0] < errors[1] < 0.03
+
+
 def test_the_router_computes_in_fp32_under_autocast():
     model = Decoder(ModelConfig(**SHAPE, n_experts=4, top_k=2, d_expert=16)).train()
     experts = model.blocks[0].ffn

@@ -7,7 +7,7 @@ import pytest
 from support.tiny_sweep import CPU, run_config
 
 from sparsedepth.data.pipeline import CorpusSource
-from sparsedepth.run.comparable import check_same_precision, check_same_text, checked_source
+from sparsedepth.run.comparable import check_same_precision, check_same_stream, check_same_text, checked_source
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.train.runtime import resolve
@@ -23,6 +23,10 @@ def test_automatic_precisions_do_not_mix(tmp_path):
     execute(auto, results, Options(runtime=CPU))
     check_same_precision(auto, on_cpu, results)
     check_same_precision(run_config(tmp_path, n_layers=1, precision="bf16"), on_gpu, results)
+    check_same_stream(on_gpu, results)
+    check_same_stream(dataclasses.replace(on_cpu, precision="fp32"), results)
+    with pytest.raises(ValueError, match=r"stream=bf16, but run .* with stream=fp32: .* set --runtime stream=fp32"):
+        check_same_stream(dataclasses.replace(on_gpu, kernels={"stream": "bf16"}), results)
     with pytest.raises(ValueError, match=f"precision=auto is bf16 on cpu, but run {auto.run_id} of .* in fp32"):
         check_same_precision(auto, on_gpu, results)
 

@@ -122,6 +122,15 @@ def test_a_run_goes_on_in_its_precision_with_the_speed_of_the_steps_since(tmp_pa
     assert (state.step, state.logged_step) == (12, 12)
 
 
+def test_a_run_goes_on_with_the_stream_that_it_began_with(tmp_path):
+    calls, cfg = iter(range(1, 1000)), config(precision="bf16")
+    with pytest.raises(Interrupted):
+        run(cfg, checkpoints=tmp_path, stop=lambda: next(calls) == 3)
+    narrow = resolve(cfg, CPU.model_copy(update={"stream": "bf16"}))
+    with pytest.raises(ValueError, match=r"is bf16, with the stream on cpu, but .* 3 steps were computed in bf16; "):
+        TrainingState(Decoder(cfg), cfg, narrow, ALONE).resume(tmp_path)
+
+
 def test_a_run_goes_on_in_the_data_that_it_began_with(tmp_path):
     calls, cfg = iter(range(1, 1000)), config()
     with pytest.raises(Interrupted):
