@@ -241,12 +241,12 @@ READERS = {
     "probe/text.py": {"read_array"},  # an open file
     "store/connection.py": {"connect"},  # databases in memory
     "store/fences.py": {"read_text"},  # of /proc
-    "store/import_table.py": {"connect"},
     "store/packs.py": {"read_bytes"},  # of a run's work folder
     "store/parquet.py": {"ParquetFile"},  # open files
     "store/run_record.py": {"read_text"},  # written just before
     "store/stored_rows.py": {"pa.OSFile", "read_metadata"},  # by checksum, no link
     "store/table_file.py": {"connect", "read_metadata"},
+    "store/table_map.py": {"connect"},
     "trackers/mlflow.py": {"connect", "read_bytes"},  # a copy; a store without links
     "trackers/runs.py": {"connect", "read_text"},  # after `open_regular`; a list of our own
 }

@@ -1,10 +1,5 @@
 """Import a table of third-party training runs as a pack, with one record per row, by a map (`import.yaml`).
 
-The map says which columns are which fields of a run. A field is a RunConfig field, a measured quantity of `runs`, or a
-fact (device, seconds, training_seconds). Its values are those of a column, of arithmetic over columns in DuckDB's SQL
-and double precision (odd names in backticks), of a column in another unit or with other texts, or a constant; `where`
-is a condition over columns. See sparsedepth/examples/maps/example.yaml.
-
 All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
 listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error."""
 
@@ -13,26 +8,19 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import duckdb
-from pydantic import Field
+from typing import Any, NamedTuple
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import field_mistakes
-from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Mistakes, Section, check
+from sparsedepth.config.section import Mistakes
 from sparsedepth.files import atomic_folder, json_text, read_regular, write_bytes
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
-from sparsedepth.store.fences import FENCES
 from sparsedepth.store.packs import contents_of, write_pack
-from sparsedepth.store.run_record import IMPORTED, RUNS
-from sparsedepth.store.schema import RUN_COLUMNS
+from sparsedepth.store.run_record import IMPORTED, RUNS, table_content
 from sparsedepth.store.stored_rows import read_rows, stored_run
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.store.table_file import (
@@ -44,131 +32,29 @@ from sparsedepth.store.table_file import (
     not_missing,
     number_of,
     open_table,
-    parse,
     quoted,
     read_texts,
 )
-from sparsedepth.words.mistakes import hint
+from sparsedepth.store.table_map import (
+    FACTS,
+    LAYERS,
+    MAP,
+    OUTCOMES,
+    READ_TYPES,
+    SETTABLE,
+    TARGETS,
+    UNITS,
+    WHERE,
+    Entry,
+    Scalar,
+    TableMap,
+    expressions,
+)
 
-MAP = "import.yaml"
-"""The map, in the folder that it filled."""
-UNITS: Mapping[str, float] = {
-    "thousand": 1e3,
-    "million": 1e6,
-    "billion": 1e9,
-    "percent": 0.01,
-    "bit": math.log(2),
-    "minute": 60.0,
-    "hour": 3600.0,
-}
-"""Factor to our units: tokens, parameters and FLOPs, nat, shares, seconds."""
-FACTS = ("device", "seconds", "training_seconds")
-SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
-OUTCOMES = tuple(column.name for column in quantities.RUNS)
-TARGETS = {column.name: column.type for column in RUN_COLUMNS if column.name in {*SETTABLE, *OUTCOMES, *FACTS}}
-"""Fields, measured quantities and facts, each with its column type."""
-READ_TYPES = ("VARCHAR", "BOOLEAN")
-"""Types of values that are read from a column, never computed."""
-
-Scalar = bool | int | float | str
-WHERE = "where"
 MAX_MISTAKES = 12
 """Reported in one error."""
 _NUMERIC = re.compile(r"DOUBLE|FLOAT|DECIMAL.*|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?")
 _KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
-
-
-# The map
-
-
-class Entry(Section):
-    """Where a field's values come from."""
-
-    of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
-    unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
-    values: Annotated[
-        dict[str, Scalar | None] | None, Field(description="the column's texts -> our values; null: missing")
-    ] = None
-    optional: Annotated[bool, Field(description="rows may lack a value")] = False
-
-    @check
-    def _check_unit(self) -> None:
-        if self.unit is not None and self.unit not in UNITS:
-            raise ValueError(f"unit={self.unit!r} is not known; choose one of {', '.join(UNITS)}, or multiply in `of`")
-        if self.unit is not None and self.values is not None:
-            raise ValueError(f"unit={self.unit!r} and values do not go together; the values are ours already")
-
-
-class TableMap(Section):
-    source: Annotated[str, Field(min_length=1, max_length=200, description="whose runs these are, and where they lie")]
-    where: Annotated[str | None, Field(description="rows to take, as a condition over columns")] = None
-    fields: Annotated[dict[str, str | Entry], Field(min_length=1, description="field -> column, arithmetic or entry")]
-    constants: Annotated[dict[str, Scalar], Field(description="field -> its value in every row")] = {}
-    cluster: Annotated[str | list[str] | None, Field(description="columns that name what rows share")] = None
-    tuned: Annotated[list[str], Field(description="fields of which each configuration takes its best value")] = []
-    objective: Annotated[str, Field(description="what tuning is judged by")] = "val_loss"
-    missing: Annotated[Literal["refuse", "leave_out"], Field(description="what becomes of a row without a value")] = (
-        "refuse"
-    )
-
-    @check
-    def _check_targets(self) -> None:
-        """Raises Mistakes, all at once, for names that are no field or quantity, and for a map that cannot be
-        compared."""
-        mistakes = []
-        for name in (*self.fields, *self.constants):
-            if name not in TARGETS:
-                fix = hint(name, TARGETS) or "see `sparsedepth schema`"
-                mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {fix}")
-        mistakes += [f"{name} is in fields and in constants" for name in self.fields if name in self.constants]
-        stated = {*self.fields, *self.constants}
-        if "n_layers" not in stated:
-            mistakes.append("n_layers is not mapped: without a depth there is nothing to compare")
-        if not any(name in OUTCOMES and TARGETS[name] == "DOUBLE" for name in stated):
-            mistakes.append("no measured quantity is mapped; map the loss: val_loss")
-        mistakes += [f"tuned: {name} is not among the fields" for name in self.tuned if name not in self.fields]
-        mistakes += [f"tuned: {name} is no choice of a run" for name in self.tuned if name not in SETTABLE]
-        if self.tuned and self.objective not in stated:
-            mistakes.append(f"tuned needs its objective, {self.objective}, among the fields")
-        if self.tuned:
-            quantities.rankable(self.objective)
-        if mistakes:
-            raise Mistakes(mistakes)
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        return {name: Entry(of=entry) if isinstance(entry, str) else entry for name, entry in self.fields.items()}
-
-    @property
-    def clusters(self) -> list[str]:
-        return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
-
-
-def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expression]:
-    """The expression of each field, and of WHERE. Raises Mistakes with all errors."""
-    parsed: dict[str, Expression] = {}
-    mistakes: list[str] = []
-    with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
-        for name, entry in table_map.entries.items():
-            try:
-                parsed[name] = parse(connection, entry.of, columns)
-                if (entry.values is not None or TARGETS[name] in READ_TYPES) and parsed[name].column is None:
-                    kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
-                    raise ValueError(f"{kind} must be a column, and {entry.of!r} is arithmetic")
-            except ValueError as error:
-                mistakes.append(f"fields.{name}: {error}")
-        try:
-            if table_map.where is not None:
-                parsed[WHERE] = parse(connection, table_map.where, columns, is_condition=True)
-        except ValueError as error:
-            mistakes.append(f"where: {error}")
-    if unknown := [name for name in table_map.clusters if name not in columns]:
-        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}")
-    if any(": no column " in mistake for mistake in mistakes):
-        mistakes.append(f"the table has the columns {', '.join(map(str, list(columns)[:20]))}")
-    if mistakes:
-        raise Mistakes(mistakes)
-    return parsed
 
 
 class Imported(NamedTuple):
@@ -282,9 +168,24 @@ def _values(
         wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[TARGETS[name]]} is needed"]
         mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
         constants[name] = dict.fromkeys(numbers, typed)
+    values = constants | fields
+    for key, expression in parsed.items():
+        if not key.startswith(f"{LAYERS} ") or "n_layers" not in values:
+            continue
+        _, metric, layer = key.split()
+        try:
+            numbers_of = _computed(table, Entry(of=metric), expression)
+        except ValueError as error:
+            mistakes.append(f"layers.{metric}: {error}")
+            continue
+        mistakes += [wrong for value in {*numbers_of.values()} for wrong in _mistakes_of(metric, value)][:1]
+        rows = values.setdefault(LAYERS, {number: [] for number in numbers})
+        for number, value in numbers_of.items():
+            if value is not None and int(layer) <= (values["n_layers"][number] or 0):
+                rows[number].append({"step": 0, "layer": int(layer), "metric": metric, "value": value})
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, constants | fields
+    return kept, values
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
@@ -339,8 +240,9 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
         return field_mistakes(RunConfig, {name: value})
     if name == "outcome" and value not in ("ok", "diverged"):
         return [f"outcome={value!r} is neither ok nor diverged; map it by `values`"]
-    if name in quantities.IN_RUNS and isinstance(value, float):
-        least, most = quantities.IN_RUNS[name].range
+    quantity = quantities.IN_RUNS.get(name) or quantities.BY_LAYER.get(name)
+    if quantity and isinstance(value, float):
+        least, most = quantity.range
         if not least <= value <= most:
             return [f"{name}={value:g} must be from {least:g} to {most:g}; state its unit, or multiply in `of`"]
     return []
@@ -400,11 +302,15 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
     if tokens and params:
         summary.setdefault("tokens_per_param", tokens / params)
+    layers = known.get(LAYERS, [])
+    last = {row["metric"]: row["value"] for row in layers if row["layer"] == run.config["n_layers"]}
+    summary.setdefault("residual_variance_last", last.get("residual_variance"))
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},
         "summary.json": {name: summary.get(name) for name in OUTCOMES},
     }
     contents = {name: json_text(part).encode() for name, part in parts.items()}
+    contents |= {f"{LAYERS}.parquet": table_content(LAYERS, layers)} if layers else {}
     marker = new_marker(run.run_id, {name: checksum_of(content) for name, content in contents.items()})
     return Files(folder=folder, marker=marker, read=contents.__getitem__)

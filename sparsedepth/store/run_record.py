@@ -125,11 +125,15 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 
 def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
-    """Write `<table>.parquet` from one mapping per row; missing values, NaN and Inf are NULL."""
-    rows = list(rows)
+    """Write `<table>.parquet`."""
+    write_bytes(folder / f"{table}.parquet", table_content(table, [*rows]))
+
+
+def table_content(table: Table, rows: list[Row]) -> bytes:
+    """The file of a table, from one mapping per row; missing values, NaN and Inf are NULL."""
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
-    write_bytes(folder / f"{table}.parquet", table_bytes(pa.table(columns, schema=file_schema(table))))
+    return table_bytes(pa.table(columns, schema=file_schema(table)))
 
 
 def finish(folder: Path, place: Path | None = None) -> None:

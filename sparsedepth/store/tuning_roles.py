@@ -109,7 +109,7 @@ def read_tuning(results: Path) -> Tuning | None:
     if not any((results / name).is_file() for name in DEFINITIONS):
         return None
     from sparsedepth.config.sweep import DEFINITION, read_definition
-    from sparsedepth.store.import_table import MAP, TableMap
+    from sparsedepth.store.table_map import MAP, TableMap
 
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))

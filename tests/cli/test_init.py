@@ -16,7 +16,7 @@ from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.store.import_table import TableMap
+from sparsedepth.store.table_map import TableMap
 
 MODELS = {"sweep": SweepDefinition, "run": RunConfig, "import": TableMap}
 FREE = {"free": None, "across": None}

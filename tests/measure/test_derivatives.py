@@ -268,7 +268,8 @@ def test_ranges_against_plain_autograd_under_any_budget():
     exact = []
     for row_T in few:
         through = torch.autograd.functional.jacobian(
-            lambda x: probed.block(3, probed.block(2, x[None]))[0], probed.block(1, probed.embed(row_T[None]))[0].detach()
+            lambda x: probed.block(3, probed.block(2, x[None]))[0],
+            probed.block(1, probed.embed(row_T[None]))[0].detach(),
         )
         exact += [(through[t, :, t] - torch.eye(16)).square().sum().item() for t in range(5)]
     assert found[1, 3] == pytest.approx(np.mean(exact) ** 0.5, rel=0.15)

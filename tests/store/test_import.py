@@ -76,6 +76,44 @@ def test_columns_become_fields_and_the_rest_is_unknown(tmp_path):
     assert runs["run_id"].nunique() == 3 and runs["cell_id"].nunique() == 3
 
 
+LAYERS = """
+layers:
+- {metric: residual_variance, value: "var_{layer}", layer: 0}
+- {metric: residual_growth, value: growth_of_2, layer: 2}
+"""
+
+
+def test_columns_of_layers_are_rows_of_layers(tmp_path):
+    """Their blocks are numbered from 0; a number beyond the last layer of a run, and a missing one, is none."""
+    rows = [f"{row},{more}" for row, more in zip(ROWS, ("1,4,9,.5", "2,8,NA,.25", "1,2,3,"), strict=True)]
+    take_in(tmp_path, rows, MAP + LAYERS, f"{HEADER},var_0,var_1,var_2,growth_of_2")
+    with open_store(tmp_path / "theirs") as store:
+        found = store.sql(
+            "select n_layers, train_tokens / 1000, layer, metric, value from layers join runs using (run_id)"
+        )
+    variance = [(depth, tokens, layer, value) for depth, tokens, layer, name, value in found.rows if "var" in name]
+    assert sorted(variance) == [
+        (2, 10, 1, 1), (2, 10, 2, 4), (2, 20, 1, 2), (2, 20, 2, 8), (4, 10, 1, 1), (4, 10, 2, 2), (4, 10, 3, 3)
+    ]  # fmt: skip
+    growth = [(depth, tokens, layer, value) for depth, tokens, layer, name, value in found.rows if "var" not in name]
+    assert sorted(growth) == [(2, 10, 2, 0.5), (2, 20, 2, 0.25)]
+    assert frame_of(tmp_path)["residual_variance_last"].tolist()[:2] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("{metric: variance, value: lr}", "layers: variance is no metric of layers; "),
+        ("{metric: residual_variance, value: 'v{layer}'}", "layers.residual_variance: no column 'v{layer}'"),
+        ("{metric: residual_variance, value: kind}", r"layers.residual_variance: column 'kind' is \"A\" in row 1"),
+        ("{metric: residual_variance, value: bits, layer: -1}", "layer"),
+    ],
+)
+def test_what_is_no_column_of_layers_is_told(tmp_path, wrong, told):
+    with pytest.raises(ValueError, match=told):
+        take_in(tmp_path, table_map=f"{MAP}layers:\n- {wrong}\n")
+
+
 def test_the_store_is_a_pack_of_records_that_say_where_they_are_from(tmp_path):
     take_in(tmp_path)
     before = frame_of(tmp_path)

@@ -15,7 +15,7 @@ from support.runs_frame import config_of
 
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.import_table import SETTABLE
+from sparsedepth.store.table_map import SETTABLE
 from sparsedepth.trackers.runs import PLACES, LoggedRun, open_tracker, read_source, sync
 
 MAP = {"source": "us", "fields": {"n_layers": "config.n_layers", "val_loss": "metrics.val_loss"}}
