@@ -152,8 +152,8 @@ class WorkerOptions(RuntimeOptions):
         int | None,
         typer.Option(
             min=1,
-            help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per core or "
-            "GPU, or as many on a GPU as timed steps or finished runs show to be faster",
+            help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per core; "
+            "two on a GPU if they fit, or as many as timed steps or finished runs show to be faster",
         ),
     ] = None
     gpus: Gpus = None

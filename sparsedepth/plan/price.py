@@ -270,13 +270,14 @@ def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunC
 
 
 def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], PricingSetup]) -> int:
-    """How many runs share a GPU where --workers does not say: chosen by measurement, else one.
+    """How many runs share a GPU where --workers does not say: two, one of which trains while another starts or is
+    measured, until a measurement says better.
 
         throughput(n) = n runs / seconds of a run while n share the GPU,    n = 1, 2, 4, ...
 
-    Each doubling must fit into the GPU's memory and raise the throughput by GAIN. Measured are the steps that were
-    timed with so many workers (`--calibrate`), or the peaks of finished runs. `setup_of`: for a number of runs on each
-    GPU."""
+    Each doubling must fit into the GPU's memory, with the micro-batch of one, and where it was measured raise the
+    throughput by GAIN. Measured are the steps that were timed with so many workers (`--calibrate`), or the peaks of
+    finished runs. `setup_of`: for a number of runs on each GPU."""
 
     def throughput(setup: PricingSetup) -> float:
         """Of one GPU. How long finished runs took does not tell, since it is not recorded how many shared theirs."""
@@ -285,14 +286,15 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
     if not runs:
         return 1
     chosen = 1
-    rate = throughput(setup_of(1))
+    alone = setup_of(1)
+    rate = throughput(alone)
+    peak = price_of(runs, alone).memory_bytes
     while 2 * chosen <= MOST_SHARING:
         setup = setup_of(2 * chosen)
         is_measured = setup.memory_ratios or not uncalibrated(runs, setup)
-        memory = setup.assumed.memory
-        fits = memory is not None and setup.place.sharing * price_of(runs, setup).memory_bytes <= memory
+        memory = (alone.memory or 0.0) * (1.0 if is_measured else estimate.FITS)
         faster = throughput(setup)
-        if not is_measured or not fits or faster < GAIN * rate:
+        if 2 * chosen * peak > memory or not (faster >= GAIN * rate if is_measured else chosen == 1):
             break
         chosen = 2 * chosen
         rate = faster

@@ -112,10 +112,11 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
 def test_workers_are_of_each_gpu(tmp_path, capsys):
     path = definition(tmp_path)
     for options, text in (
-        ({}, "on 1 x h100"),
+        ({}, "on 1 x h100, 2 runs at a time on each"),
+        ({"workers": 1}, "on 1 x h100"),
         ({"workers": 8}, "on 1 x h100, 8 runs at a time on each"),
         ({"workers": 2, "gpus": "4"}, "on 4 x h100, 2 runs at a time on each"),
-        ({"gpus": "4", "gpus_per_run": 2}, "on 2 x h100, 2 devices per run"),
+        ({"gpus": "4", "gpus_per_run": 2}, "on 2 x h100, 2 devices per run, 2 runs at a time on each"),
     ):
         plan(path, on="h100", **options)
         assert text + "\n" in capsys.readouterr().out

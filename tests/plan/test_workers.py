@@ -26,9 +26,12 @@ def setup_of(n: int, *, steps: dict[int, float] = STEPS, peak: float | None = No
     return PricingSetup(device="h100", workers=n, place=setup.place, timings=timings, memory_ratios=ratios)
 
 
-def test_without_a_measurement_a_gpu_has_one_run():
-    assert workers_per_gpu([RUN], lambda n: setup_of(n, steps={})) == 1
+def test_without_a_measurement_a_gpu_has_two_runs_if_they_fit():
+    """Six processes on one H200 delivered .54 of running one after another."""
+    assert workers_per_gpu([RUN], lambda n: setup_of(n, steps={})) == 2
     assert workers_per_gpu([], setup_of) == 1
+    large = build(RunConfig, {"preset": "llama-1b"}, "test")
+    assert workers_per_gpu([large], lambda n: setup_of(n, steps={})) == 1
 
 
 def test_as_many_runs_as_raise_the_throughput_of_the_gpu():
