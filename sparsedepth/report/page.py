@@ -22,7 +22,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sparsedepth import __version__, quantities
 from sparsedepth.config.section import Fields
@@ -45,6 +45,7 @@ LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
 CONTENT_SHARE = 0.3
 """Of the time of a report: effects and recipe; the rest is drawing."""
+ARXIV = re.compile(r"\b[0-3]\d(0[1-9]|1[0-2])\.\d{5}\b")
 REST = 5.0
 SILENT_SECONDS = 120.0
 """The page says that it was not written for so long, or for as long as ten writings or two makings of its figures."""
@@ -110,6 +111,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["linked"] = linked
     return environment.get_template("page.html.j2").render(
         **(parts or {"report": None}),
         live=live,
@@ -121,6 +123,11 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
         version=__version__,
         command=" ".join(shlex.quote(str(folder)) for folder in folders),
     )
+
+
+def linked(text: str) -> Markup:
+    """The text with a link on each number of arXiv."""
+    return Markup(ARXIV.sub(r'<a href="https://arxiv.org/abs/\g<0>">\g<0></a>', str(escape(text))))
 
 
 def advice_of(card: Card) -> Fields:

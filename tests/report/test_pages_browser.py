@@ -109,9 +109,9 @@ def test_a_long_table_keeps_its_columns_and_lays_out_the_rows_in_view_when_sorte
     before = json.loads(browser.value(PLACES))
     browser.value("document.querySelector('#table-runs th:nth-child(2) button').click()")
     after = json.loads(browser.value(PLACES))
-    assert all(max(abs(x - y) for x, y in zip(before[0], row)) <= 1 for row in (*before, *after))
+    assert all(max(abs(x - y) for x, y in zip(before[0], row, strict=True)) <= 1 for row in (*before, *after))
     seen = "checkVisibility({ contentVisibilityAuto: true })"
-    rows = "[...document.querySelectorAll('#table-runs tbody tr')].map((row) => row.cells[0].SEEN)".replace("SEEN", seen)
+    rows = f"[...document.querySelectorAll('#table-runs tbody tr')].map((row) => row.cells[0].{seen})"
     browser.value("document.querySelector('#table-runs').scrollIntoView({ behavior: 'instant' })")
     time.sleep(0.5)
     n_laid_out = browser.value(f"{rows}.filter(Boolean).length")

@@ -205,11 +205,11 @@ def page_of_two_figures(results, tmp_path_factory):
 def test_hostile_names_are_escaped_and_nothing_is_loaded(page_of_two_figures):
     page = page_of_two_figures[0].read_text()
     assert "<script>window.hostile" not in page and "&lt;script&gt;window.hostile" in page
-    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", page)
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#|https://arxiv.org/abs/[0-9.]+["'])[^"']*""", page)
     assert not re.findall(r"@import|url\((?!#)", page)
     assert page.count("<script>") == 1 and page.count("<script") == 1 + page.count('<script type="application/json">')
     assert "default-src 'none'" in page
-    assert "Not drawn: learning_rate" in page
+    assert "Not drawn: learning_rate" in page and 'href="https://arxiv.org/abs/2603.15389"' in page
 
 
 def test_the_same_results_give_the_same_file(results, page_of_two_figures, tmp_path):
@@ -264,3 +264,9 @@ def test_into_a_folder_the_report_is_report_html(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(report_page, "write_report", lambda folders, out, *rest: out.write_text("page"))
     report([tmp_path], tmp_path)
     assert (tmp_path / "report.html").read_text() == "page" and "report.html" in capsys.readouterr().out
+
+
+def test_a_number_of_arxiv_is_a_link_and_all_else_text():
+    found = report_page.linked("as in 2603.15389, <b>1.2345</b> and 9999.12345")
+    link = '<a href="https://arxiv.org/abs/2603.15389">2603.15389</a>'
+    assert found == f"as in {link}, &lt;b&gt;1.2345&lt;/b&gt; and 9999.12345"
