@@ -50,9 +50,7 @@ class EvaluateCommand:
     )
     device: option.Device = "auto"
     against: Annotated[option.ModelName | None, typer.Option(help="second model, compared question by question")] = None
-    without: Annotated[
-        str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8, or all, each by itself")
-    ] = None
+    without: Annotated[str | None, typer.Option(help="also without layers: 5, or 5-8, or 1,2,5-8, or all")] = None
 
     def ranges(self, n_layers: int) -> list[str]:
         named = [] if self.without is None else [part.strip() for part in self.without.split(",")]

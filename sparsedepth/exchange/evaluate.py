@@ -160,9 +160,7 @@ def layers_left(without: str, n_layers: int) -> list[int]:
         last = int(ends[2] or ends[1])
         if 1 <= first <= last <= n_layers:
             return [layer for layer in range(1, n_layers + 1) if not first <= layer <= last]
-    raise ValueError(
-        f"--without {without!r} is no layer or range of the {n_layers} layers; write 5, or 5-8, from 1, or all"
-    )
+    raise ValueError(f"--without {without!r} is no range of the {n_layers} layers; write 5, or 5-8, from 1, or all")
 
 
 def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:

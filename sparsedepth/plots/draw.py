@@ -34,8 +34,7 @@ class FigureKind:
     meaning: str
     traits: frozenset[str]
     """OF_GRID: compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results.
-    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does. OF_ONE_RUN: its panels
-    are too many for a column of a paper."""
+    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does."""
 
     @property
     def of_one_run(self) -> bool:
@@ -137,7 +136,7 @@ def draw(
         of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
         raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
     figures = Figures()
-    for name, found in drawable(store, names, run, progress, is_paper):
+    for name, found in drawable(store, names, run, progress):
         if isinstance(found, NothingToDraw):
             figures.left_out[name] = str(found)
             continue
@@ -181,7 +180,6 @@ def drawable(
     names: Iterable[str],
     run: str | None = None,
     progress: Progress = silent,
-    is_paper: bool = False,
 ) -> Iterator[tuple[str, Drawing | NothingToDraw]]:
     """Each figure, or why it cannot be drawn of this store; `progress` gets the name of the next and the share that is
     done."""
@@ -189,10 +187,6 @@ def drawable(
     for done, name in enumerate(names):
         progress(name, done / len(names))
         try:
-            if is_paper and FIGURES[name].of_one_run:
-                raise NothingToDraw(
-                    f"--style paper is a single column, and {name} is a page of many panels, too many for one"
-                )
             yield name, FIGURES[name].drawing(store, run)
         except NothingToDraw as reason:
             told = pending_text(pending(store))
@@ -225,12 +219,7 @@ FIGURES = {
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
         ("gradients", "by_setting", "gradients of weights and stream by layer, one line per setting", OF_GRID),
-        (
-            "matrices",
-            "matrices",
-            "causal and permutation effects, angles and others by pair of layers, by setting",
-            OF_GRID,
-        ),
+        ("matrices", "matrices", "effects, angles and Jacobians by pair of layers, by setting", OF_GRID),
         ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("slices", "points", "a search: the first objective in order of start, and against each axis"),
         ("parallel", "points", "a search: every proposal as a line over its axes and objectives"),

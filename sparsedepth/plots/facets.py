@@ -4,8 +4,9 @@
 differ by orders of magnitude. `draw_facets` draws a panel for each depth or metric and a line for each setting;
 `lines_drawing` is the whole figure: a table of points, its panels, and what the caption says."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,16 +16,34 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
-from sparsedepth.plots.page import Drawing, caption, mark_id, panels, settings_legend
+from sparsedepth.plots.matrices import norm_of
+from sparsedepth.plots.page import Drawing, caption, colour_bar, mark_id, panels, paper_width, settings_legend
 from sparsedepth.plots.runs import settings_in_order
-from sparsedepth.plots.style import GREY, Style, axis_of_points, layer_ticks, log_scale, set_layer_scale, setting_styles
+from sparsedepth.plots.style import (
+    GREY,
+    MISSING,
+    Style,
+    axis_of_points,
+    layer_ticks,
+    linear_below,
+    log_scale,
+    set_layer_scale,
+    setting_styles,
+)
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
-from sparsedepth.words.captions import means_text, point_text
+from sparsedepth.words.captions import escaped, folded, means_text, parts_note, point_text
 from sparsedepth.words.scaling import flops_text
 
 FLOPS_LABEL = "train_flops (FLOP)"
+MOST_LINES, MOST_BANDS = 4, 2
+"""Lines of settings in a panel over depths, and with their bands in one over tokens; of more each has a panel, with the
+first one and the others in the background."""
+MOST_BARS = 8
+"""Points of a line whose intervals are bars."""
+MOST_LAYERS = 16
+"""Above, lines of more than two settings by layer are a heat map."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,27 +116,84 @@ def draw_facets(
 ) -> Figure:
     """A panel for each of `kinds`, a legend of the settings above, over how many seeds and notes below. `rows`: panel,
     setting, x, mean, lo, hi, n_seeds. `labels`: what the legend says in place of a setting's name."""
+    is_of_settings = styles is None
     styles = styles or setting_styles(settings_in_order(rows["setting"]))
-    page, axes = panels(len(kinds), columns, *size)
-    for axis, kind in zip(axes, kinds, strict=True):
-        draw_panel(axis, kind, rows[rows["panel"] == kind.key], styles)
-    names = {(labels or {}).get(setting, setting): style for setting, style in styles.items()}
-    if len(names) + len(extra) > 1 or "=" in "".join(names):  # a lone line that is not the baseline has its name
+    by_panel = {kind.key: rows[rows["panel"] == kind.key] for kind in kinds}
+    varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or [*kinds]
+    even = [kind.y_label.replace("\n", " ") for kind in kinds if kind not in varied]
+    names_of = {name: (labels or {}).get(name, name) for name in styles}
+    parts = [part for kind in varied for part in _apart(kind, by_panel[kind.key], names_of if is_of_settings else {})]
+    if len(parts) > len(varied):
+        columns, size = 4, (2.7, 2.3)
+    page, axes = panels(len(parts), columns, *size)
+    n_maps = 0
+    for axis, (kind, names) in zip(axes, parts, strict=True):
+        of_panel = by_panel[kind.key]
+        if is_of_settings and kind.x == "whole" and len(names) > 2 and of_panel["x"].max() > MOST_LAYERS:
+            _draw_map(axis, kind, of_panel, {name: names_of[name] for name in names})
+            n_maps += 1
+        else:
+            draw_panel(axis, kind, of_panel, styles, names)
+    names = {names_of[setting]: style for setting, style in styles.items()}
+    has_names = len(names) + len(extra) > 1 or "=" in "".join(names)  # a lone line that is not the baseline has one
+    if has_names and n_maps < sum(kind in varied for kind, _ in parts):  # the others have their names in titles
         settings_legend(page, names, 1 + columns, extra)
-    caption(page, *f"{means_text(rows)}{notes}".splitlines())
+    said = parts_note(next(iter(names)) if len(parts) > len(varied) else "", n_maps > 0, even)
+    caption(page, *f"{means_text(rows)}{notes}{said}".splitlines())
     return page
 
 
-def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style]) -> None:
-    """The lines of one panel, then its scales, its range and its labels."""
+def _apart(kind: Panel, rows: pd.DataFrame, names_of: Mapping[str, str]) -> Iterator[tuple[Panel, Sequence[str]]]:
+    """The panels of a kind, each with its settings (none: all), of which `names_of` has those that may stand apart."""
+    here = {*rows["setting"]}
+    settings = [name for name in names_of if name in here]
+    has_bands = kind.x == "tokens" and rows["x"].nunique() > MOST_BARS
+    most = MOST_LINES if kind.x == "depth" else MOST_BANDS if has_bands else math.inf
+    if len(settings) <= most or 0 < paper_width() < 5:
+        yield kind, settings  # in a column of a paper they would fill pages
+        return
+    for name in settings[1:]:
+        title = folded(escaped(", ".join(filter(None, (kind.title, names_of[name])))), 30)
+        yield replace(kind, title=title), (settings[0], name)
+
+
+def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, settings: Mapping[str, str]) -> None:
+    """Means, a row for each setting, by its name, a column for each layer."""
+    means = rows.pivot(index="setting", columns="x", values="mean").loc[[*settings]]
+    is_wide = kind.scale == "linear" and linear_below(rows["mean"].dropna()) is not None
+    norm = norm_of(means.to_numpy(), "log" if is_wide else kind.scale)
+    image = axis.pcolormesh(means.columns, range(len(means)), means, norm=norm, cmap="viridis_r", rasterized=True)
+    axis.set_yticks(range(len(means)), [folded(escaped(name), 26) for name in settings.values()], fontsize=7)
+    axis.invert_yaxis()
+    axis.grid(False)
+    axis.set(xlabel=kind.x_label, title=kind.title)
+    colour_bar(axis, image, kind.y_label)
+    axis.marks = _marks(kind, rows, rows["x"], rows["setting"].map([*settings].index))
+
+
+def _marks(kind: Panel, rows: pd.DataFrame, x: pd.Series, y: pd.Series) -> pd.DataFrame:
+    text = [point_text(kind, row) for row in rows.to_dict("records")]
+    return pd.DataFrame({"x": x, "y": y, "group": rows["setting"], "text": text})
+
+
+def draw_panel(
+    axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style], own: Sequence[str] = ()
+) -> None:
+    """The lines of one panel, those that are not its `own` in the background; then its scales, its range and its
+    labels."""
     settings = [name for name in styles if (rows["setting"] == name).any()]
-    has_bars = rows["x"].nunique() <= 8 or len(settings) > 4  # else intervals are bands
+    own = own or settings
+    has_bars = rows["x"].nunique() <= MOST_BARS or len(own) > MOST_LINES  # else intervals are bands
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
     for i, name in enumerate(settings):
-        _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
-    axis.marks = shown[["x"]].assign(
-        y=rows["mean"], group=rows["setting"], text=[point_text(kind, row) for row in rows.to_dict("records")]
-    )
+        line = shown[shown["setting"] == name]
+        if name in own:
+            _draw_line(axis, line, styles[name], has_bars, 5 - 0.1 * i)
+        else:
+            axis.plot(line["x"], line["mean"], color=MISSING, linewidth=0.8, zorder=1)
+            axis.update_datalim(line.melt("x", ["lo", "hi"])[["x", "value"]].dropna())
+    is_own = rows["setting"].isin(own)
+    axis.marks = _marks(kind, rows[is_own], shown.loc[is_own, "x"], rows.loc[is_own, "mean"])
     ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
     set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
     low, high = kind.range or axis.get_ylim()

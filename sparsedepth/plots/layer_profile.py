@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.plots.matrices import as_matrix, draw_matrix, norm_of
-from sparsedepth.plots.page import Drawing, caption, colour_bar
+from sparsedepth.plots.page import Drawing, caption, colour_bar, paper_width
 from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
@@ -162,20 +162,23 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     relative = sorted(RELATIVE_ROWS & {*rows["name"], *profile.matrices})
     forms = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))
     notes = layer_metrics_caption(forms, SMALL_LOSS)
-    page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.985, ha="left", fontsize=10)
+    if not paper_width():
+        page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.985, ha="left", fontsize=10)
     caption(page, profile_caption(profile, degenerate, notes, int(rows["value"].count() - shown["value"].count())))
     return page
 
 
 def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
     """A page with rows of panels, then rows of maps; and the axes of each."""
-    n_rows = -(-n_panels // COLUMNS)
-    n_map_rows = -(-n_maps // COLUMNS)
+    paper = paper_width()
+    n_columns = int(paper / 2.2) or COLUMNS
+    n_rows = -(-n_panels // n_columns)
+    n_map_rows = -(-n_maps // n_columns)
     heights = [1.75] * n_rows + [2.3] * n_map_rows or [1.75]  # inches
-    page = Figure(figsize=(11, sum(heights) + 0.8))
-    axes = [*page.subplots(len(heights), COLUMNS, squeeze=False, height_ratios=heights).flat]
+    page = Figure(figsize=(paper or 11, sum(heights) + 0.8))
+    axes = [*page.subplots(len(heights), n_columns, squeeze=False, height_ratios=heights).flat]
     panels = axes[:n_panels]
-    maps = axes[n_rows * COLUMNS :][:n_maps]
+    maps = axes[n_rows * n_columns :][:n_maps]
     for axis in {*axes} - {*panels, *maps}:
         axis.remove()
     return page, panels, maps

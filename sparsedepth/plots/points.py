@@ -52,6 +52,7 @@ from sparsedepth.plots.style import (
     log_scale,
     set_layer_scale,
     set_scale,
+    without_outliers,
 )
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -69,6 +70,7 @@ from sparsedepth.words.captions import (
     models_note,
     not_shown,
     parallel_caption,
+    parts_note,
     run_text,
     shortened,
     slices_caption,
@@ -143,12 +145,15 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
-    links = [link for link in links if len(points.dropna(subset=[*link])) > 1]  # one point shows no relation
+    even = [name for name in names if points[name].nunique() == 1]
+    # One point, or a value that is the same everywhere, shows no relation.
+    links = [link for link in links if len(points.dropna(subset=[*link])) > 1 and not {*link} & {*even}]
     if not links:
         of_import = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
         advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = chain_caption(points, names, (runs["outcome"] == "diverged").sum(), degeneracy_caption(forms.values()))
+    notes += parts_note("", False, even)
     degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
     return Drawing(data=points, page=partial(page_of_runs, points, links, degenerate, notes + further))
 
@@ -175,16 +180,21 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
         runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
+    is_beyond = pd.Series(False, shown.index)
     for name, which in ((x, "x"), (y, "y")):
         scale = IN_RUNS[name].scale
         set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
+        if getattr(axis, f"get_{which}scale")() == "linear" and (ends := without_outliers(shown[name])):
+            axis.set(**{f"{which}lim": ends})
+            is_beyond |= ~shown[name].between(*ends)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
     scopes = ("pooled", "within depth")[: shown["n_layers"].nunique()]
     runs = points.assign(unit=points["setting"], outcome="ok")
     found = [link(runs, x, y, scope) for scope in scopes if is_evidence]
-    axis.set_title(link_title(found, len(shown), len(points)), color=GREY, fontsize=6.5 if paper_width() else 7.5)
+    title = link_title(found, len(shown), len(points), int(is_beyond.sum()))
+    axis.set_title(title, color=GREY, fontsize=6.5 if paper_width() else 7.5)
 
 
 def is_log(name: str) -> bool:

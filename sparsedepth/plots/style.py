@@ -42,6 +42,7 @@ SETTINGS = tuple(
 have no order, so their colours have none. Each has a marker of its own, for grey print."""
 LINEAR_BELOW = 0.01
 """A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
+FAR = 6
 STANDS_OUT = 5
 """A value this many times the median would hide the others on a linear axis; most often the first layer's."""
 
@@ -141,6 +142,19 @@ def linear_below(values: Iterable[float]) -> float | None:
     negative = sizes[shown < 0]
     noise = np.quantile(negative, 0.9) if len(negative) else 0.0
     return float(10.0 ** math.floor(math.log10(max(np.median(sizes), noise, sizes.max() / 1e4))))  # 4 decades at most
+
+
+def without_outliers(values: Iterable[float]) -> tuple[float, float] | None:
+    """A range of all values but a few (2%, or one) that lie FAR quartiles away, which would flatten the others; None
+    without such."""
+    known = np.array([*values])
+    low, high = np.quantile(known, (0.25, 0.75))
+    inside = known[np.abs(known - (low + high) / 2) <= (FAR + 0.5) * (high - low)]
+    n_beyond = len(known) - len(inside)
+    if not 0 < n_beyond <= max(1, 0.02 * len(known)) or high == low:
+        return None
+    room = 0.05 * (inside.max() - inside.min())
+    return float(inside.min() - room), float(inside.max() + room)
 
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:

@@ -94,6 +94,13 @@ def means_text(points: "pd.DataFrame") -> str:
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
 
+def parts_note(beside: str, has_maps: bool, even: Sequence[str]) -> str:
+    """' Each setting stands beside baseline (black); ...'; '' of plain panels that all vary."""
+    text = f" Each setting stands beside {beside} (black); pale: the others." if beside else ""
+    text += " Heat maps show means; their intervals are in the CSV." * has_maps
+    return text + (f" Not drawn, as it is the same everywhere: {', '.join(even)}." if even else "")
+
+
 def point_text(panel: "Panel", row: Mapping[str, Any]) -> str:
     """'n_layers 12: validation loss (nat/token) 0.531 (0.39 to 0.67), 3 seeds'"""
     label = panel.y_label.replace("\n", " ")
@@ -221,11 +228,12 @@ def chain_caption(points: "pd.DataFrame", names: Sequence[str], n_diverged: int,
     return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
-def link_title(found: Sequence["Link"], n_shown: int, n_points: int) -> str:
+def link_title(found: Sequence["Link"], n_shown: int, n_points: int, n_beyond: int = 0) -> str:
     """A line for each scope; `found` is empty where a score is degenerate."""
     said = [f"{each.scope}: {rho_text(each)}, n = {n_shown}" for each in found] or ["degenerate, so no evidence"]
     missing = [f"not shown: {n_points - n_shown} of {n_points} (NULL)"] if n_points > n_shown else []
-    return "\n".join([*said, *missing])
+    outside = [f"{counted(n_beyond, 'point')} beyond the axes"] if n_beyond else []
+    return "\n".join([*said, *missing, *outside])
 
 
 def front_caption(cells: "pd.DataFrame", noun: str, names: Sequence[str], has_bars: bool) -> str:

@@ -139,7 +139,7 @@ def test_without_layers_the_others_alone_answer(place, name, metric):
 
 @pytest.mark.parametrize("without", ["0", "3", "2-1", "1-", "a", "-2", ""])
 def test_no_range_of_layers(without):
-    with pytest.raises(ValueError, match="is no layer or range of the 2 layers; write 5, or 5-8, from 1"):
+    with pytest.raises(ValueError, match="is no range of the 2 layers; write 5, or 5-8, from 1"):
         layers_left(without, 2)
     assert layers_left("2-3", 5) == [1, 4, 5] and layers_left("1", 2) == [2]
 

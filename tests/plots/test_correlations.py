@@ -8,7 +8,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.chain import chain_evidence
 from sparsedepth.plots.by_setting import BY_DEPTH
 from sparsedepth.plots.points import LINKS, correlations, front, regression
-from sparsedepth.plots.style import kind_markers
+from sparsedepth.plots.style import kind_markers, without_outliers
 from sparsedepth.quantities import axis_label
 from sparsedepth.words.captions import CHANGES_VARIANCE
 
@@ -92,10 +92,28 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
 
 
 def test_a_degenerate_score_has_no_line_and_no_rho():
-    """Every run has a causal score of 0.3."""
-    page = correlations(RUNS.assign(causal_score=0.3)).page()
-    axis = page.axes[links_of(page).index(("residual_variance_last", "causal_score"))]
+    """The interval of every run's usefulness holds 0."""
+    page = correlations(RUNS.assign(usefulness_loss_increase_lo=-1.0, usefulness_loss_increase_hi=1.0)).page()
+    axis = page.axes[links_of(page).index(("residual_variance_last", "usefulness_loss_increase"))]
     assert axis.get_title() == "degenerate, so no evidence" and not axis.get_lines() and axis.collections
+
+
+def test_a_value_that_is_the_same_everywhere_has_no_panel_and_is_named():
+    page = correlations(RUNS.assign(causal_score=0.3)).page()
+    assert links_of(page) == [link for link in LINKS if "causal_score" not in link]
+    assert "Not drawn, as it is the same everywhere: causal_score." in " ".join(page.get_supxlabel().split())
+
+
+def test_one_outlier_does_not_flatten_the_others_and_is_counted():
+    """Usefulness is 0 to 1 in 15 runs and 1000 in one; four of them are a group."""
+    values = np.linspace(0, 1, 16)
+    for n in (1, 4):
+        page = correlations(RUNS.assign(usefulness_loss_increase=np.where(np.arange(16) < n, 1000.0, values))).page()
+        axis = page.axes[links_of(page).index(("residual_variance_last", "usefulness_loss_increase"))]
+        assert (axis.get_ylim()[1] <= 1.05) == (n == 1)
+        assert ("1 point beyond the axes" in axis.get_title()) == (n == 1)
+        assert sum(len(dots.get_offsets()) for dots in axis.collections) == 16
+    assert without_outliers([1.0, 1, 1, 5]) is None and without_outliers([1.0, 2, 3]) is None
 
 
 def test_one_combination_of_several_fields_is_named_and_more_are_not():

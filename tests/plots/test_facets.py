@@ -78,3 +78,44 @@ def test_the_last_of_many_layers_has_its_marker_and_interval():
     axis = draw_facets(pd.concat([rows.assign(setting=rows["setting"] + n) for n in "abc"]), [panel(x="share")]).axes[0]
     assert [bars.get_segments()[-1][0][0] for bars in axis.collections] == [32.0] * 6
     assert len(axis.collections[0].get_segments()) == 16
+
+
+MANY = ("baseline", "lns", "n_experts=8", "n_kv_heads=1", "weight_decay=1")
+
+
+@pytest.mark.parametrize(("kind", "n_points", "n_apart"), [("depth", 4, 5), ("tokens", 20, 3)])
+def test_where_many_lines_cross_each_stands_beside_the_first_on_one_range(kind, n_points, n_apart):
+    """More than four lines over depths, or two bands over tokens."""
+    rows = lines(n_points, MANY[:n_apart])
+    page = draw_facets(rows, [panel(x=kind)], labels={"lns": "lns, lr 0.1"})
+    titles = [axis.get_title() for axis in page.axes]
+    assert titles == ["4 layers, lns, lr 0.1", *(f"4 layers, {name}" for name in MANY[2:n_apart])]
+    assert len({axis.get_ylim() for axis in page.axes}) == 1 and not page.legends
+    for axis, name in zip(page.axes, MANY[1:], strict=False):
+        assert {*axis.marks["group"]} == {"baseline", name}
+        assert sum(line.get_marker() != "None" for line in axis.get_lines()) == 2 and len(axis.get_lines()) == n_apart
+    assert "beside baseline (black); pale: the others" in " ".join(page.get_supxlabel().split())
+    together = draw_facets(lines(n_points, MANY[: n_apart - 1]), [panel(x=kind)])
+    assert len(together.axes) == 1 and together.legends
+
+
+def test_three_settings_of_more_than_16_layers_are_a_heat_map():
+    rows = lines(17, MANY[:3]).assign(x=[*range(1, 18)] * 3)
+    page = draw_facets(rows, [panel()], labels={"lns": "lns, lr 0.1"})
+    axis = page.axes[0]
+    (image,) = axis.collections
+    assert image.get_array().tolist() == rows["mean"].to_numpy().reshape(3, 17).tolist()
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["baseline", "lns, lr 0.1", "n_experts=8"]
+    assert not page.legends and axis.marks["y"].tolist() == [0] * 17 + [1] * 17 + [2] * 17
+    assert "Heat maps show means; their intervals are in the CSV" in " ".join(page.get_supxlabel().split())
+    for fewer in (rows[rows["x"] < 17], rows[rows["setting"] != "lns"]):
+        assert draw_facets(fewer, [panel()]).axes[0].get_lines()
+
+
+def test_a_panel_without_spread_is_left_out_and_told():
+    rows = lines(3)
+    even = rows.assign(panel="solved", mean=7.0, lo=7.0, hi=7.0)
+    kinds = [panel(), Panel(key="solved", x_label="x", y_label="solved\ndifficulty")]
+    page = draw_facets(pd.concat([rows, even]), kinds)
+    assert len(page.axes) == 1 and "the same everywhere: solved difficulty." in " ".join(page.get_supxlabel().split())
+    assert len(draw_facets(even, kinds[1:]).axes) == 1  # alone it is drawn
