@@ -51,8 +51,10 @@ def removal(store: Store) -> Drawing:
     setting = all_runs(store).set_index("run_id")["setting"]
     rows["setting"] = (rows["run_id"].map(setting) + ", " + rows["run_id"]).fillna(rows["model"])
     rows = rows[rows["setting"].isin(shown_settings(rows["setting"], MOST))].assign(n_seeds=1)
-    look = {"x_label": "layer left out", "y_label": "lost without the layer"}
-    kinds = [Panel(key=key, title=escaped(key), **look) for key in rows["panel"].unique()]
+    kinds = [
+        Panel(key=key, title=escaped(key), x_label="layer left out", y_label="lost without the layer")
+        for key in rows["panel"].unique()
+    ]
     return lines_drawing(rows, kinds)
 
 
