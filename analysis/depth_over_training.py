@@ -73,7 +73,9 @@ def train_one(out: Path, scale: str, seed: int) -> None:
 def table(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each step and score: means of both settings, and LNS less the baseline over the seeds of both."""
     rows = []
-    for (step, score), part in runs.melt(["steps", "depth_scale", "seed"], SCORES).groupby(["steps", "variable"]):
+    found = runs.melt(["steps", "depth_scale", "seed"], SCORES)
+    for step, score in found[["steps", "variable"]].drop_duplicates().itertuples(index=False, name=None):
+        part = found[(found["steps"] == step) & (found["variable"] == score)]
         by_seed = part.pivot(index="seed", columns="depth_scale", values="value").reindex(columns=[*SCALES]).dropna()
         if score == "residual_variance_last":
             by_seed = np.log(by_seed)
