@@ -103,17 +103,13 @@ def check_same_precision(config: RunConfig, runtime: "Runtime", results: Path) -
 
 
 def check_same_stream(runtime: "Runtime", results: Path) -> None:
-    """Raises ValueError if the first complete run in this run's precision had its residual stream in another."""
+    """Raises ValueError if a complete run in bf16 had its residual stream in another precision than this one."""
     stream = runtime.kernels.get("stream", "fp32")
     for folder, manifest in _manifests(results):
-        if manifest.get("precision") != runtime.precision:
-            continue
-        if (before := manifest.get("stream", "fp32")) == stream:
-            return
-        raise ValueError(
-            f"stream={stream}, but run {folder.name} of {results} was computed with stream={before}: their variances "
-            f"cannot be compared; set --runtime stream={before}, or choose another --out"
-        )
+        before = manifest.get("stream", "fp32")
+        if manifest.get("precision") == runtime.precision == "bf16" and before != stream:
+            told = f"stream={stream}, but run {folder.name} of {results} was computed with stream={before}"
+            raise ValueError(f"{told}: their variances cannot be compared; choose another --out, or stream={before}")
 
 
 def _has_auto_precision(folder: Path) -> bool:

@@ -22,11 +22,13 @@ from sparsedepth.run.lease import HeartbeatMonitor, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, NO_STORAGE, PARENT, USER_ERROR, Stop, end_with_parent
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch, TimeLeft, allocation
+from sparsedepth.run.step_choice import choose_steps
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.packs import refuse_pack
 from sparsedepth.train.devices import LostError, process_group, world
 from sparsedepth.train.loop import Interrupted, Work, run_generator
+from sparsedepth.train.runtime import find_device
 from sparsedepth.train.stack import Clock, train_together
 
 WORST = (0, INTERRUPTED, INFEASIBLE, NO_STORAGE, USER_ERROR, 1)
@@ -124,6 +126,8 @@ def main(arguments: list[str]) -> int:
     runtime = build(RuntimeConfig, given.runtime, "--runtime")
     configs = [build(RunConfig, read_yaml(path), str(path)) for path in given.configs]
     configs.sort(key=lambda config: config.run_id)  # leases are taken in one order, so that processes do not deadlock
+    if len(configs) > 1 and find_device(runtime.device).type == "cuda":
+        runtime = choose_steps(configs, runtime, given.results)
     scratches = [Scratch(given.results, config.run_id) for config in configs]
     clocks = [Clock() for _ in configs]
     is_leader = world()[0] == 0  # only one of several processes reports and prunes
@@ -143,7 +147,7 @@ def main(arguments: list[str]) -> int:
             heartbeat=HeartbeatMonitor(scratch.lock),
         )
         works.append(execution(config, given.results, options))
-    ends = zip(train_together(works, clocks), scratches, strict=True)
+    ends = zip(train_together(works, clocks, runtime.stack), scratches, strict=True)
     return max((_exit_code(end, scratch) for end, scratch in ends), key=WORST.index)
 
 

@@ -88,10 +88,13 @@ class Clock:
         self._opened = None
 
 
-def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
-    """Run every generator to its end; returns each one's return value or exception."""
+def train_together(
+    runs: Sequence[Work[Result]], clocks: Sequence[Clock], size: int | str = "auto"
+) -> list[Result | Exception]:
+    """Run every generator to its end, at most `size` (auto: all) as one model; returns each one's return value or
+    exception."""
     results: dict[int, Result | Exception] = {}
-    stacks = _Stacks(len(runs))
+    stacks = _Stacks(size if isinstance(size, int) else len(runs))
     with contextlib.ExitStack() as cleanup:
         for run in runs:
             cleanup.enter_context(contextlib.closing(run))
@@ -179,23 +182,26 @@ class _Stacks:
 
     def __init__(self, size: int):
         self.size = size
-        self._stacks: dict[tuple[int, ...], StackedStep] = {}
+        self._stacks: dict[tuple[TrainingState, ...], StackedStep] = {}
 
     def take_steps(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
         """Take the next step of all runs; a single remaining run takes its own."""
-        groups = [slice(start, start + self.size) for start in range(0, len(runs), self.size)]
-        groups = [group for group in groups if len(runs[group]) > 1]
-        used = {tuple(map(id, runs[group])) for group in groups}
-        self._stacks = {key: stack for key, stack in self._stacks.items() if key in used}  # freed before new ones
+        starts = range(0, len(runs), self.size)
+        groups = {tuple(runs[start : start + self.size]): clocks[start : start + self.size] for start in starts}
+        self._stacks = {group: stack for group, stack in self._stacks.items() if group in groups}  # before new ones
         try:
-            for group in groups:
+            for group, own_clocks in groups.items():
+                if len(group) == 1:
+                    continue
                 began = time.perf_counter()
-                self._stack_of(runs[group]).take()
-                is_logged = any((run.step + 1) % run.config.log_every == 0 for run in runs[group])
-                if is_logged and runs[0].runtime.device.type == "cuda":
+                if group not in self._stacks:
+                    self._stacks[group] = StackedStep(group)
+                self._stacks[group].take()
+                is_logged = any((run.step + 1) % run.config.log_every == 0 for run in group)
+                if is_logged and group[0].runtime.device.type == "cuda":
                     torch.cuda.synchronize()  # else the first run that reads its loss is charged for all
-                for clock in clocks[group]:
-                    clock.add((time.perf_counter() - began) / len(clocks[group]))
+                for clock in own_clocks:
+                    clock.add((time.perf_counter() - began) / len(group))
             return
         except (MemoryError, RuntimeError) as error:
             # Where some weights have changed, no step can be repeated: the process ends, and each run goes on alone.
@@ -205,14 +211,5 @@ class _Stacks:
         self._stacks.clear()
         gc.collect()
         logging.warning("out of memory; training %d runs at a time", self.size)
-        left = [(run, clock) for run, clock in zip(runs, clocks, strict=True) if run.taken is None]
-        for run, _ in left:
-            run.optimizer.zero_grad(set_to_none=True)
-        self.take_steps([run for run, _ in left], [clock for _, clock in left])
-
-    def _stack_of(self, runs: list[TrainingState]) -> StackedStep:
-        """The stacked model of these runs, made once."""
-        key = tuple(map(id, runs))
-        if key not in self._stacks:
-            self._stacks[key] = StackedStep(runs)  # which keeps the runs, so that their ids are unique
-        return self._stacks[key]
+        left = [number for number, run in enumerate(runs) if run.taken is None]
+        self.take_steps([runs[number] for number in left], [clocks[number] for number in left])

@@ -25,7 +25,7 @@ def test_automatic_precisions_do_not_mix(tmp_path):
     check_same_precision(run_config(tmp_path, n_layers=1, precision="bf16"), on_gpu, results)
     check_same_stream(on_gpu, results)
     check_same_stream(dataclasses.replace(on_cpu, precision="fp32"), results)
-    with pytest.raises(ValueError, match=r"stream=bf16, but run .* with stream=fp32: .* set --runtime stream=fp32"):
+    with pytest.raises(ValueError, match=r"stream=bf16, but run .* with stream=fp32: .* another --out, or stream=fp32"):
         check_same_stream(dataclasses.replace(on_gpu, kernels={"stream": "bf16"}), results)
     with pytest.raises(ValueError, match=f"precision=auto is bf16 on cpu, but run {auto.run_id} of .* in fp32"):
         check_same_precision(auto, on_gpu, results)
