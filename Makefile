@@ -12,7 +12,7 @@ SMOKE = build/smoke
 
 BUILD = build/package
 
-.PHONY: quickstart test sentences smoke package matrix site image audit exports slow mutants chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test sentences smoke package matrix site image audit exports slow mutants chaos gpu gpu-a gpu-b gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -107,13 +107,14 @@ chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 50 minutes =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
 
-# Two visits to a machine with a GPU, at most 530 and 240 s; no network is needed. One alone: `make gpu VISIT=second`.
-VISIT ?= first second
-gpu:
-	$(PY) benchmarks/gpu/visit.py $(VISIT) --out build/gpu
+# Two visits to a machine with a GPU, a call of at most 350 s each; no network is needed. A rehearsal of both on a CPU.
+gpu-a gpu-b:
+	COMMIT=$$(git rev-parse --short=8 HEAD) $(PY) benchmarks/gpu/visit.py $(@:gpu-%=%) --out build/gpu
+
+gpu: gpu-a gpu-b
 
 gpu-dry:
-	OMP_NUM_THREADS=1 $(PY) benchmarks/gpu/visit.py $(VISIT) --dry --out build/gpu-dry
+	OMP_NUM_THREADS=1 $(PY) benchmarks/gpu/visit.py a b --dry --out build/gpu-dry
 
 lint:
 	$(BIN)ruff check .

@@ -1,7 +1,7 @@
 """Marks that skip themselves, and what no test may depend on: the speed of the machine and who started the tests.
 
-`gpu` skips itself without a CUDA device, `slow` and `chaos` unless asked for with -m. With SENTENCES=FOLDER what the
-functions of `words` give is kept (`support/sentences.py`).
+`gpu` skips itself without a CUDA device or GPU_TESTS_ON (`support.card`), `slow` and `chaos` unless asked for with -m.
+With SENTENCES=FOLDER what the functions of `words` give is kept (`support/sentences.py`).
 """
 
 import os
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = config.getoption("-m") or ""
     for item in items:
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        if item.get_closest_marker("gpu") and not (torch.cuda.is_available() or "GPU_TESTS_ON" in os.environ):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         for name in ("slow", "chaos"):
             if item.get_closest_marker(name) and name not in wanted:

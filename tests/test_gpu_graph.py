@@ -1,9 +1,10 @@
-"""Steps replayed as one CUDA graph against the same steps without, on a GPU. Skipped where there is none."""
+"""Steps replayed as one CUDA graph against the same steps without, on a GPU or in a rehearsal (`support.card`)."""
 
 import gc
 
 import pytest
 import torch
+from support.card import DEVICE, only_on_a_card, stand_ins  # noqa: F401 - a fixture for all
 from test_gpu import FAMILIES, config, counting
 
 from sparsedepth.config.run import RunConfig
@@ -27,7 +28,9 @@ PARTS = {"micro_batch": 3}
 
 def graphs(cfg: RunConfig, **settings) -> tuple[Runtime, Runtime]:
     """Without and with a CUDA graph; skipped where the steps of this config cannot be one on this GPU."""
-    plain, captured = (resolve(cfg, RuntimeConfig(device="cuda", cuda_graph=on, **settings)) for on in (False, "auto"))
+    plain, captured = (
+        resolve(cfg, RuntimeConfig(device=str(DEVICE), cuda_graph=on, **settings)) for on in (False, "auto")
+    )
     if not captured.cuda_graph:
         pytest.skip(captured.kernel_reasons["cuda_graph"])
     return plain, captured
@@ -37,7 +40,7 @@ def observe_elsewhere(model: Decoder, step: int) -> list[dict]:
     """Other lengths between the steps, so that what is kept for them pushes out what training has kept."""
     with torch.no_grad():
         for n_tokens in (8, 24, 40, 56):
-            model(torch.zeros(2, n_tokens, dtype=torch.long, device="cuda"))
+            model(torch.zeros(2, n_tokens, dtype=torch.long, device=DEVICE))
     torch.cuda.empty_cache()
     return []
 
@@ -73,6 +76,7 @@ def test_run_that_goes_on_ends_close_to_the_whole_one(tmp_path, stop):
         torch.testing.assert_close(weight, resumed.get_parameter(name), atol=1e-4, rtol=1e-3)
 
 
+@only_on_a_card("CUDA says what waits")
 @pytest.mark.parametrize("fields", GRAPHS)
 def test_no_step_waits_for_the_gpu(fields):
     """From the fifth step on, which is replayed; the last is logged and must wait."""
@@ -92,6 +96,7 @@ def test_no_step_waits_for_the_gpu(fields):
     assert taken == list(range(1, cfg.n_steps))
 
 
+@only_on_a_card("its memory")
 def test_memory_is_given_back():
     cfg = config()
     _, captured = graphs(cfg)

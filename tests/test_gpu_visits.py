@@ -23,13 +23,17 @@ def visit():
     return module
 
 
-def test_visits_have_their_time_and_their_most_valuable_steps_fit(visit):
-    first, second = visit.VISITS["first"], visit.VISITS["second"]
-    assert (first.seconds, second.seconds) == (530, 240)
-    assert sum(step.seconds for step in first.steps[:5]) <= first.seconds
-    assert sum(step.seconds for step in second.steps[1:]) <= second.reserved
-    for steps in (first.steps, second.steps):
-        assert len({step.name for step in steps}) == len(steps)
+def test_a_visit_is_a_call_of_350_seconds_that_begins_with_what_no_card_has_seen(visit):
+    assert [(name, one.seconds) for name, one in visit.VISITS.items()] == [("a", 350), ("b", 350)]
+    for one in visit.VISITS.values():
+        assert sum(step.seconds for step in one.steps) <= one.seconds
+        assert len({step.name for step in one.steps}) == len(one.steps)
+    assert "test_gpu_unseen.py" in visit.A[0].command and "--workers 2" in visit.B[1].command
+
+
+def step(visit, name, command, seconds=30, **fields):
+    texts = {"only": "its speed", "claim": f"{name} works"}
+    return visit.Step(name=name, seconds=seconds, command=command, dry=command, grace=1, **{**texts, **fields})
 
 
 def test_a_step_that_fails_or_hangs_stops_nothing(visit, tmp_path, monkeypatch):
@@ -40,24 +44,33 @@ def test_a_step_that_fails_or_hangs_stops_nothing(visit, tmp_path, monkeypatch):
         "hangs": "-c \"import signal, time; signal.signal(15, signal.SIG_IGN); print('begun'); time.sleep(60)\"",
         "last": "-c \"print('end')\"",
     }
-    steps = [
-        visit.Step(name=name, seconds=1 if name == "hangs" else 30, command="", dry=command, grace=1)
-        for name, command in code.items()
-    ]
-    rows = visit.run_visit("first", visit.Visit(300, steps), tmp_path, dry=True)
+    steps = [step(visit, name, command, seconds=3 if name == "hangs" else 30) for name, command in code.items()]
+    rows = visit.run_visit("a", visit.Visit(300, steps), tmp_path, dry=False)
     assert [row["end"] for row in rows] == ["ok", "exit 3", "ended after 3 s", "ok"]
-    assert [json.loads(line) for line in (tmp_path / "first.steps.jsonl").read_text().splitlines()] == rows
-    assert (tmp_path / "first.log").read_text().split() == ["fine", "begun", "end"]
+    assert [json.loads(line) for line in (tmp_path / "a.steps.jsonl").read_text().splitlines()] == rows
+    assert (tmp_path / "a.log").read_text().split() == ["fine", "begun", "end"]
+    first, *claims = (tmp_path / "a.claims.txt").read_text().splitlines()
+    assert claims == ["works works", "last works"] and first == f"at {visit.commit()}"
+    assert {row["commit"] for row in rows} == {visit.commit()}
 
 
-def test_steps_without_time_are_left_out_and_the_first_one_leaves_room_for_the_others(visit, tmp_path, monkeypatch):
-    step = visit.Step(name="a", seconds=999, command="-c pass", dry="-c pass", grace=1)
-    rows = visit.run_visit("first", visit.Visit(5, [step]), tmp_path, dry=False)
-    assert rows == [{"step": "a", "end": "left out, no time", "seconds": None, "at": 0}]
+def test_steps_without_time_are_left_out(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(visit, "LEAST_SECONDS", 2)
-    hangs = visit.Step(name="b", seconds=1, command='-c "import time; time.sleep(60)"', dry="", grace=1)
-    rows = visit.run_visit("second", visit.Visit(9, [hangs, step], reserved=25), tmp_path, dry=False, seconds=28)
-    assert [row["end"] for row in rows] == ["ended after 3 s", "ok"]
+    hangs, late = step(visit, "b", '-c "import time; time.sleep(60)"', seconds=4), step(visit, "a", "-c pass")
+    rows = visit.run_visit("b", visit.Visit(5, [hangs, late]), tmp_path, dry=False)
+    assert [row["end"] for row in rows] == ["ended after 4 s", "left out, no time"]
+
+
+def test_a_rehearsal_says_what_it_saw_and_what_only_a_card_shows(visit, tmp_path, monkeypatch):
+    printed = "-c \"print('SKIPPED [3] test_x.py: only on a card: its memory'); print('5 passed, 3 skipped')\""
+    steps = [step(visit, "tests", printed, output="a.out.txt"), step(visit, "rates", "-c pass", only="milliseconds")]
+    monkeypatch.setitem(visit.VISITS, "a", visit.Visit(300, steps))
+    rows = visit.run_visit("a", visit.VISITS["a"], tmp_path, dry=True)
+    assert [*visit.rehearsal_table({"a": rows}, tmp_path)][2:] == [
+        "| a, tests | 5 tests | its speed; 3 x its memory |",
+        "| a, rates | ok | milliseconds |",
+    ]
+    assert "in a rehearsal on a CPU: nothing" in (tmp_path / "a.claims.txt").read_text()
 
 
 def test_a_study_travels_without_weights_text_and_unfinished_runs(visit, tmp_path):
@@ -70,18 +83,19 @@ def test_a_study_travels_without_weights_text_and_unfinished_runs(visit, tmp_pat
     visit.unpack_study(tmp_path)
     kept = {str(path.relative_to(tmp_path / "study")) for path in (tmp_path / "study").rglob("*") if path.is_file()}
     assert kept == {"runs/a/complete", "study.journal"}
-    with tarfile.open(tmp_path / "second.study.tgz") as archive:
+    with tarfile.open(tmp_path / "b.study.tgz") as archive:
         assert "./runs/a/complete" in archive.getnames()
 
 
 @pytest.mark.slow
 def test_all_of_it_runs_dry(tmp_path):
-    command = [sys.executable, str(SCRIPT), "first", "second", "--dry", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=1800)
-    rows = [json.loads(line) for name in ("first", "second") for line in (tmp_path / f"{name}.steps.jsonl").open()]
+    command = [sys.executable, str(SCRIPT), "a", "b", "--dry", "--out", str(tmp_path)]
+    said = subprocess.run(command, check=True, timeout=3600, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for name in "ab" for line in (tmp_path / f"{name}.steps.jsonl").open()]
     assert {row["end"] for row in rows} == {"ok"}
-    trained = [json.loads(line) for line in (tmp_path / "first.train.jsonl").open()]
-    assert len(trained) == 10 and all(len(row["losses"]) == 8 for row in trained)
-    assert len(json.loads((tmp_path / "first.facts.json").read_text())) == 7
+    assert said.count("| a, ") + said.count("| b, ") == len(rows) and "only on a card" in said
+    trained = [json.loads(line) for name in "ab" for line in (tmp_path / f"{name}.train.jsonl").open()]
+    assert len(trained) == 4 and all(len(row["losses"]) == 8 for row in trained)
+    assert len(json.loads((tmp_path / "a.facts.json").read_text())) == 7
     outputs = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert {"first.sweep.tgz", "first.many.jsonl", "second.study.tgz", "second.table.txt"} <= outputs
+    assert {"a.sweep.tgz", "a.many.jsonl", "b.study.tgz", "b.table.txt"} <= outputs

@@ -1,9 +1,9 @@
 """A sweep whose driver gets kill -9 while runs train; the same command then continues.
 
-    python benchmarks/gpu/kill_resume.py OUT [--workers 6] [--scale tiny]
+    python benchmarks/gpu/kill_resume.py OUT [--workers 2] [--scale tiny]
 
 The kill comes once a run is complete. Prints what is left of its processes, the table of runs and the facts of their
-manifests; fails if the sweep does not end, or trains a complete run again. OUT/first.sweep.tgz holds the records.
+manifests; fails if the sweep does not end, or trains a complete run again. OUT/a.sweep.tgz holds the records.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def kill_once_a_run_is_complete(command: list[str], results: Path, log: Path) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--workers", default="6")
+    parser.add_argument("--workers", default="2")
     parser.add_argument("--scale")
     given = parser.parse_args()
     results = given.out / "sweep"
@@ -72,12 +72,12 @@ def main() -> None:
     sparsedepth = [sys.executable, "-m", "sparsedepth.cli.main"]
     command = [*sparsedepth, "sweep", str(HERE / "sweep.yaml"), "--out", str(results), "--workers", given.workers]
     command += ["--scale", given.scale] if given.scale else []
-    finished = kill_once_a_run_is_complete(command, results, given.out / "first.killed.txt")
-    pack(results, given.out / "first.sweep.tgz")
+    finished = kill_once_a_run_is_complete(command, results, given.out / "a.killed.txt")
+    pack(results, given.out / "a.sweep.tgz")
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(f"resumed: exit {done.returncode} after {time.monotonic() - began:.0f} s")
-    pack(results, given.out / "first.sweep.tgz")
+    pack(results, given.out / "a.sweep.tgz")
     if done.returncode:
         sys.exit(done.stdout[-1000:] + done.stderr[-2000:])
     subprocess.run([*sparsedepth, "query", str(results), SELECT], check=True)
