@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli.preflight import check_machine
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import duration, visible
@@ -157,8 +160,18 @@ def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
 
 
 def _shapes(price: "Price") -> QueryResult:
-    values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
-    shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
+    of_role = roles(RunConfig)
+    counts = {name: Counter(kind.varied[name] for kind in price.kinds) for name in price.kinds[0].varied}
+    shown = [  # top_k, say, is 2 or None, which n_experts tells
+        name
+        for name, count in counts.items()
+        if name != "n_layers" and len({*count} - ({None} if of_role[name].needs_experts else set())) > 1
+    ]
+    usual = {}  # of many fields a row names those in which it is not like most rows
+    for name in shown if len(shown) > 2 else ():
+        (value, n_rows), *_ = counts[name].most_common(1)
+        if 2 * n_rows > len(price.kinds):
+            usual[name] = value
     is_sparse = any(kind.params_active < kind.params_total for kind in price.kinds)
     rows = [
         (
@@ -172,7 +185,12 @@ def _shapes(price: "Price") -> QueryResult:
             kind.micro_batch,
             size(kind.disk_bytes),
             duration(kind.seconds.value),
-            ", ".join(assignment(name, kind.varied[name]) for name in shown if kind.varied[name] is not None) or None,
+            ", ".join(
+                assignment(name, kind.varied[name])
+                for name in shown
+                if kind.varied[name] not in (None, usual.get(name))
+            )
+            or None,
         )
         for kind in price.kinds
     ]

@@ -92,7 +92,7 @@ def variance_notes(
         *((baseline_text(cells.settings), data_text(cells.settings)) if cells.settings else ()),
         budget_text(cells),
         caution,
-        f"{n_more} more settings: --format csv" if n_more else "",
+        f"{counted(n_more, 'more setting')}: --format csv" if n_more else "",
     )
     return tuple(filter(None, notes))
 

@@ -47,6 +47,20 @@ def test_the_shapes_of_six_knobs_are_one_table_of_a_terminals_width(tmp_path, ca
     assert not any("top_k" in line for line in lines)
 
 
+def test_of_many_fields_a_shape_names_those_in_which_it_is_not_like_most(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    own = [
+        {"loops": 2},
+        {"gated_attention": "head"},
+        {"window_pattern": "SL", "sliding_window": 8},
+        {"stream_skips": True},
+    ]
+    plan(definition(tmp_path, space={"n_layers": [4]}, variants=[{}, *own]))
+    rows = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith(" ")]
+    named = {"-", "loops=2", "gated_attention=head", "sliding_window=8, window_pattern=SL", "stream_skips=True"}
+    assert named <= {*rows}, rows
+
+
 def test_the_folder_of_another_sweep_is_refused_as_sweep_refuses_it(tmp_path):
     """Also with --dry-run; a run may go into any sweep's folder, as with `train`."""
     path = definition(tmp_path)
