@@ -38,8 +38,8 @@ from sparsedepth.words.scaling import flops_text
 
 FLOPS_LABEL = "train_flops (FLOP)"
 MOST_LINES, MOST_BANDS = 4, 2
-"""Lines of settings in a panel over depths, and with their bands in one over tokens; of more each has a panel, with the
-first one and the others in the background."""
+"""Lines of settings that may cross in a panel over depths, and with their bands in one over tokens; of more each has a
+panel, with the first one and the others in the background."""
 MOST_BARS = 8
 """Points of a line whose intervals are bars."""
 MOST_LAYERS = 16
@@ -56,6 +56,8 @@ class Panel:
     x: Literal["depth", "whole", "tokens", "log", "flops", "share"] = "whole"
     """The kind of the horizontal axis."""
     scale: Scale = "linear"
+    form: Literal["lines", "apart", "map"] = "lines"
+    """apart: one setting beside the first, the others pale; map: a heat map, a row for each."""
     range: tuple[float, float] | None = None
     """Of the vertical axis; by default that of all values and intervals."""
     decorate: Callable[[Any, pd.DataFrame], None] | None = None
@@ -116,59 +118,56 @@ def draw_facets(
 ) -> Figure:
     """A panel for each of `kinds`, a legend of the settings above, over how many seeds and notes below. `rows`: panel,
     setting, x, mean, lo, hi, n_seeds. `labels`: what the legend says in place of a setting's name."""
-    is_of_settings = styles is None
-    styles = styles or setting_styles(settings_in_order(rows["setting"]))
+    named = {name: (labels or {}).get(name, name) for name in styles or settings_in_order(rows["setting"])}
+    looks = styles or setting_styles([*named])
     by_panel = {kind.key: rows[rows["panel"] == kind.key] for kind in kinds}
-    varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or [*kinds]
-    even = [kind.y_label.replace("\n", " ") for kind in kinds if kind not in varied]
-    names_of = {name: (labels or {}).get(name, name) for name in styles}
-    parts = [part for kind in varied for part in _apart(kind, by_panel[kind.key], names_of if is_of_settings else {})]
-    if len(parts) > len(varied):
-        columns, size = 4, (2.7, 2.3)
+    varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or kinds
+    parts = [part for kind in varied for part in _parts(kind, by_panel[kind.key], {} if styles else named)]
+    forms = {kind.form for kind, _ in parts}
+    columns, size = (4, (2.7, 2.3)) if "apart" in forms else (columns, size)
     page, axes = panels(len(parts), columns, *size)
-    n_maps = 0
-    for axis, (kind, names) in zip(axes, parts, strict=True):
-        of_panel = by_panel[kind.key]
-        if is_of_settings and kind.x == "whole" and len(names) > 2 and of_panel["x"].max() > MOST_LAYERS:
-            _draw_map(axis, kind, of_panel, {name: names_of[name] for name in names})
-            n_maps += 1
-        else:
-            draw_panel(axis, kind, of_panel, styles, names)
-    names = {names_of[setting]: style for setting, style in styles.items()}
+    for axis, (kind, own) in zip(axes, parts, strict=True):
+        draw = partial(_draw_map, named=named) if kind.form == "map" else partial(draw_panel, styles=looks)
+        draw(axis, kind, by_panel[kind.key], own=own)
+    names = {named[setting]: style for setting, style in looks.items()}
     has_names = len(names) + len(extra) > 1 or "=" in "".join(names)  # a lone line that is not the baseline has one
-    if has_names and n_maps < sum(kind in varied for kind, _ in parts):  # the others have their names in titles
+    if has_names and "lines" in forms:
         settings_legend(page, names, 1 + columns, extra)
-    said = parts_note(next(iter(names)) if len(parts) > len(varied) else "", n_maps > 0, even)
+    said = parts_note(forms, next(iter(names)), [kind for kind in kinds if kind not in varied])
     caption(page, *f"{means_text(rows)}{notes}{said}".splitlines())
     return page
 
 
-def _apart(kind: Panel, rows: pd.DataFrame, names_of: Mapping[str, str]) -> Iterator[tuple[Panel, Sequence[str]]]:
-    """The panels of a kind, each with its settings (none: all), of which `names_of` has those that may stand apart."""
-    here = {*rows["setting"]}
-    settings = [name for name in names_of if name in here]
+def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterator[tuple[Panel, Sequence[str]]]:
+    """The panels of a kind, each with its own settings (none: all), of those `named` that need not be together."""
+    first, *others = [name for name in named if (rows["setting"] == name).any()] or [""]
+    if kind.x == "whole" and len(others) > 1 and rows["x"].max() > MOST_LAYERS:
+        yield replace(kind, form="map"), (first, *others)
+        return
     has_bands = kind.x == "tokens" and rows["x"].nunique() > MOST_BARS
     most = MOST_LINES if kind.x == "depth" else MOST_BANDS if has_bands else math.inf
-    if len(settings) <= most or 0 < paper_width() < 5:
-        yield kind, settings  # in a column of a paper they would fill pages
+    ranks = rows.pivot(index="x", columns="setting", values="mean").dropna().rank(axis=1)
+    n_crossing = (ranks.nunique() > 1).sum()
+    if n_crossing <= most or 0 < paper_width() < 5:  # in a column of a paper they would fill pages
+        yield kind, ()
         return
-    for name in settings[1:]:
-        title = folded(escaped(", ".join(filter(None, (kind.title, names_of[name])))), 30)
-        yield replace(kind, title=title), (settings[0], name)
+    for name in others:
+        title = ", ".join(filter(None, (kind.title, named[name])))
+        yield replace(kind, title=folded(escaped(title), 30), form="apart"), (first, name)
 
 
-def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, settings: Mapping[str, str]) -> None:
+def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, str], own: Sequence[str]) -> None:
     """Means, a row for each setting, by its name, a column for each layer."""
-    means = rows.pivot(index="setting", columns="x", values="mean").loc[[*settings]]
+    means = rows.pivot(index="setting", columns="x", values="mean").loc[[*own]]
     is_wide = kind.scale == "linear" and linear_below(rows["mean"].dropna()) is not None
     norm = norm_of(means.to_numpy(), "log" if is_wide else kind.scale)
-    image = axis.pcolormesh(means.columns, range(len(means)), means, norm=norm, cmap="viridis_r", rasterized=True)
-    axis.set_yticks(range(len(means)), [folded(escaped(name), 26) for name in settings.values()], fontsize=7)
+    image = axis.pcolormesh(means.columns, range(len(own)), means, norm=norm, cmap="viridis_r", rasterized=True)
+    axis.set_yticks(range(len(own)), [folded(escaped(named[name]), 26) for name in own], fontsize=7)
     axis.invert_yaxis()
     axis.grid(False)
     axis.set(xlabel=kind.x_label, title=kind.title)
     colour_bar(axis, image, kind.y_label)
-    axis.marks = _marks(kind, rows, rows["x"], rows["setting"].map([*settings].index))
+    axis.marks = _marks(kind, rows, rows["x"], rows["setting"].map([*own].index))
 
 
 def _marks(kind: Panel, rows: pd.DataFrame, x: pd.Series, y: pd.Series) -> pd.DataFrame:
@@ -191,7 +190,7 @@ def draw_panel(
             _draw_line(axis, line, styles[name], has_bars, 5 - 0.1 * i)
         else:
             axis.plot(line["x"], line["mean"], color=MISSING, linewidth=0.8, zorder=1)
-            axis.update_datalim(line.melt("x", ["lo", "hi"])[["x", "value"]].dropna())
+            axis.plot(line["x"], line[["lo", "hi"]], linewidth=0)  # one range with the others
     is_own = rows["setting"].isin(own)
     axis.marks = _marks(kind, rows[is_own], shown.loc[is_own, "x"], rows.loc[is_own, "mean"])
     ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
@@ -259,7 +258,7 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
 
 def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     """A range that the means and intervals of these rows fill; None without any."""
-    ends = rows[["mean", "lo", "hi"]].to_numpy(float)
+    ends = rows.filter(["mean", "lo", "hi"]).to_numpy(float)
     if np.isnan(ends).all():
         return None
     low = float(np.nanmin(ends))

@@ -24,7 +24,7 @@ from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.chain import link
 from sparsedepth.effects.importance import finished, options_of, proposals, value_order
-from sparsedepth.plots.facets import intervals
+from sparsedepth.plots.facets import intervals, range_of
 from sparsedepth.plots.page import (
     Drawing,
     NothingToDraw,
@@ -70,8 +70,8 @@ from sparsedepth.words.captions import (
     models_note,
     not_shown,
     parallel_caption,
-    parts_note,
     run_text,
+    same_note,
     shortened,
     slices_caption,
 )
@@ -153,7 +153,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
         advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = chain_caption(points, names, (runs["outcome"] == "diverged").sum(), degeneracy_caption(forms.values()))
-    notes += parts_note("", False, even)
+    notes += same_note(even)
     degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
     return Drawing(data=points, page=partial(page_of_runs, points, links, degenerate, notes + further))
 
@@ -180,20 +180,20 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
         runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
-    is_beyond = pd.Series(False, shown.index)
+    n_beyond = 0
     for name, which in ((x, "x"), (y, "y")):
         scale = IN_RUNS[name].scale
         set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
-        if getattr(axis, f"get_{which}scale")() == "linear" and (ends := without_outliers(shown[name])):
-            axis.set(**{f"{which}lim": ends})
-            is_beyond |= ~shown[name].between(*ends)
+        if getattr(axis, f"get_{which}scale")() == "linear" and len(near := without_outliers(shown[name])) < len(shown):
+            axis.set(**{f"{which}lim": range_of(near.to_frame("mean"))})
+            n_beyond += len(shown) - len(near)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
     scopes = ("pooled", "within depth")[: shown["n_layers"].nunique()]
     runs = points.assign(unit=points["setting"], outcome="ok")
     found = [link(runs, x, y, scope) for scope in scopes if is_evidence]
-    title = link_title(found, len(shown), len(points), int(is_beyond.sum()))
+    title = link_title(found, len(shown), len(points), n_beyond)
     axis.set_title(title, color=GREY, fontsize=6.5 if paper_width() else 7.5)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -144,17 +145,12 @@ def linear_below(values: Iterable[float]) -> float | None:
     return float(10.0 ** math.floor(math.log10(max(np.median(sizes), noise, sizes.max() / 1e4))))  # 4 decades at most
 
 
-def without_outliers(values: Iterable[float]) -> tuple[float, float] | None:
-    """A range of all values but a few (2%, or one) that lie FAR quartiles away, which would flatten the others; None
-    without such."""
-    known = np.array([*values])
-    low, high = np.quantile(known, (0.25, 0.75))
-    inside = known[np.abs(known - (low + high) / 2) <= (FAR + 0.5) * (high - low)]
-    n_beyond = len(known) - len(inside)
-    if not 0 < n_beyond <= max(1, 0.02 * len(known)) or high == low:
-        return None
-    room = 0.05 * (inside.max() - inside.min())
-    return float(inside.min() - room), float(inside.max() + room)
+def without_outliers(values: pd.Series) -> pd.Series:
+    """All but a few (2%, or one) that lie FAR times as far from the median as quartiles from each other, which would
+    flatten the others."""
+    low, middle, high = values.quantile([0.25, 0.5, 0.75])
+    near = values[(values - middle).abs() <= FAR * (high - low)]
+    return near if near.nunique() > 1 and len(values) - len(near) <= max(1, len(values) // 50) else values
 
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:

@@ -94,11 +94,15 @@ def means_text(points: "pd.DataFrame") -> str:
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
 
-def parts_note(beside: str, has_maps: bool, even: Sequence[str]) -> str:
+def parts_note(forms: Collection[str], first: str, even: Iterable["Panel"]) -> str:
     """' Each setting stands beside baseline (black); ...'; '' of plain panels that all vary."""
-    text = f" Each setting stands beside {beside} (black); pale: the others." if beside else ""
-    text += " Heat maps show means; their intervals are in the CSV." * has_maps
-    return text + (f" Not drawn, as it is the same everywhere: {', '.join(even)}." if even else "")
+    text = f" Each setting stands beside {first} (black); pale: the others." * ("apart" in forms)
+    text += " Heat maps show means; their intervals are in the CSV." * ("map" in forms)
+    return text + same_note([panel.y_label.replace("\n", " ") for panel in even])
+
+
+def same_note(names: Sequence[str]) -> str:
+    return f" Not drawn, as it is the same everywhere: {', '.join(names)}." if names else ""
 
 
 def point_text(panel: "Panel", row: Mapping[str, Any]) -> str:

@@ -2,14 +2,12 @@
 
 import math
 
-import matplotlib
 import numpy as np
 import pytest
 from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.depth import by_depth
 from sparsedepth.plots.page import NothingToDraw, lay_out
-from sparsedepth.plots.style import PAPER
 from sparsedepth.quantities import axis_label
 
 
@@ -103,10 +101,8 @@ def test_of_many_settings_those_of_the_most_depths_and_the_lowest_loss_are_drawn
     lowest = [f"weight_decay={decay:g}" for decay in decays[-7:]]
     assert list(dict.fromkeys(points["setting"])) == ["baseline", "weight_decay=0.01", "weight_decay=0.02", *lowest]
     assert "Not shown: 20 further settings" in caption(runs)
-    assert [axis.get_title() for axis in page(runs).axes] == ["weight_decay=0.01", "weight_decay=0.02", *lowest]
-    with matplotlib.rc_context(PAPER):  # in a column of a paper they are together
-        drawn = page(runs)
-        lay_out(drawn)
+    drawn = page(runs)
+    lay_out(drawn)
     (panel,), (legend,) = drawn.axes, drawn.legends
     assert panel.get_window_extent().y1 < legend.get_window_extent().y0
-    assert panel.get_window_extent().height > 1.0 * drawn.dpi  # of 2.4 inches, with labels
+    assert panel.get_window_extent().height > 1.5 * drawn.dpi

@@ -80,23 +80,32 @@ def test_the_last_of_many_layers_has_its_marker_and_interval():
     assert len(axis.collections[0].get_segments()) == 16
 
 
-MANY = ("baseline", "lns", "n_experts=8", "n_kv_heads=1", "weight_decay=1")
+MANY = ("baseline", "lns", "n_experts=8", "n_kv_heads=1", "weight_decay=1", "weight_decay=2")
 
 
-@pytest.mark.parametrize(("kind", "n_points", "n_apart"), [("depth", 4, 5), ("tokens", 20, 3)])
+def crossing(n_points, settings):
+    """In the reverse order at the last point."""
+    rows = lines(n_points, settings)
+    last = rows["x"] == rows["x"].max()
+    return rows.assign(mean=rows["mean"].where(~last, 10.0 - rows["mean"]))
+
+
+@pytest.mark.parametrize(("kind", "n_points", "n_apart"), [("depth", 4, 6), ("tokens", 20, 4)])
 def test_where_many_lines_cross_each_stands_beside_the_first_on_one_range(kind, n_points, n_apart):
-    """More than four lines over depths, or two bands over tokens."""
-    rows = lines(n_points, MANY[:n_apart])
+    """More than four lines over depths, or two bands over tokens; lines that do not cross are together."""
+    rows = crossing(n_points, MANY[:n_apart])
     page = draw_facets(rows, [panel(x=kind)], labels={"lns": "lns, lr 0.1"})
     titles = [axis.get_title() for axis in page.axes]
     assert titles == ["4 layers, lns, lr 0.1", *(f"4 layers, {name}" for name in MANY[2:n_apart])]
     assert len({axis.get_ylim() for axis in page.axes}) == 1 and not page.legends
     for axis, name in zip(page.axes, MANY[1:], strict=False):
         assert {*axis.marks["group"]} == {"baseline", name}
-        assert sum(line.get_marker() != "None" for line in axis.get_lines()) == 2 and len(axis.get_lines()) == n_apart
+        drawn = [line for line in axis.get_lines() if line.get_linewidth()]
+        assert sum(line.get_marker() != "None" for line in drawn) == 2 and len(drawn) == n_apart
     assert "beside baseline (black); pale: the others" in " ".join(page.get_supxlabel().split())
-    together = draw_facets(lines(n_points, MANY[: n_apart - 1]), [panel(x=kind)])
-    assert len(together.axes) == 1 and together.legends
+    for together in (crossing(n_points, MANY[: n_apart - 2]), lines(n_points, MANY[:n_apart])):
+        page = draw_facets(together, [panel(x=kind)])
+        assert len(page.axes) == 1 and page.legends
 
 
 def test_three_settings_of_more_than_16_layers_are_a_heat_map():

@@ -1,11 +1,13 @@
 """`measure MODEL --revisions`: a training from its checkpoints, in folders or a cache of the hub."""
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -89,27 +91,38 @@ def test_the_same_call_measures_what_is_left_and_nothing_twice(run, ids, tmp_pat
 
 
 @pytest.mark.chaos
-def test_killed_at_any_moment_it_goes_on(run, ids, tmp_path):
-    out = tmp_path / "out"
+def test_killed_twenty_times_a_series_of_forty_loses_nothing_and_measures_nothing_twice(ids, tmp_path):
+    """Two checkpoints have the weights of others, one is broken; kills fall before, at and after a measurement."""
+    steps, out, rng = [*range(0, 400, 10)], tmp_path / "out", random.Random(0)
+    run = training(tmp_path / "run", steps, num_hidden_layers=2)
+    for copy, of in ((5, 200), (15, 390)):
+        copied(run, f"checkpoint-{of}", f"checkpoint-{copy}")
+    (run / "checkpoint-300" / "model.safetensors").write_bytes(b"no weights")
     code = f"""
 import sparsedepth as sd
 given = dict(tokens={str(ids)!r}, measures={MEASURES!r}, device="cpu")
 sd.measure({str(run)!r}, revisions="checkpoint-*", out={str(out)!r}, **given)
 """
-    seen = set()
-    for wait in (0.0, 0.4, 0.1, 0.8):
+    seen, told = set(), Counter()
+    for kill in range(20):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-        process.stderr.readline()  # one is measured
-        time.sleep(wait)
+        lines = [process.stderr.readline()] if kill % 4 else []  # one more is measured, or it has just begun
+        time.sleep(rng.uniform(0, 1.5 if lines else 8.0))
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        lines += process.communicate()[1].splitlines()
+        told.update(line.partition(":")[0] for line in lines if line.startswith("checkpoint-"))
         points = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/complete")}
-        assert seen <= points.items() and len(points) <= 4
+        assert seen <= points.items()
         seen = set(points.items())
     rows = series(run, ids, out).records()
-    assert [row["causal_score"] is None for row in rows] == [False, False, True, False, True, False]
-    assert seen <= {(path, path.stat().st_mtime_ns) for path in out.glob("runs/*/complete")}
-    assert len([*out.glob("runs/*/complete")]) == 4
+    assert [row["step"] for row in rows] == sorted([*steps, 5, 15])
+    assert [row["step"] for row in rows if row["causal_score"] is None] == [5, 15, 300]
+    points = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/complete")}
+    assert seen <= points.items() and len(points) == 39
+    assert {name: n for name, n in told.items() if n > 1 and name != "checkpoint-300"} == {}
+    undisturbed = series(run, ids, tmp_path / "other").records()
+    assert [row["causal_score"] for row in rows] == [row["causal_score"] for row in undisturbed]
+    print(f"\n20 kills over {len(rows)} checkpoints, {len(seen)} measured between them: as if undisturbed")
 
 
 def test_a_killed_model_costs_its_row(run, ids, tmp_path, monkeypatch):
