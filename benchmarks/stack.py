@@ -7,6 +7,9 @@
     P x 1    P processes in parallel, one run each, like `sweep` with one worker for each of P cores
     P x K    P processes, each with K runs as one model: the gain of a sweep is P x K over P x 1, the last column
 
+`--ways` takes each of them also compiled, and on a GPU captured as one CUDA graph (`graph`, `compiled-graph`). The unit
+is the first way, so that `--ways eager graph` shows what capturing a stack gains.
+
 Rates are tokens of all runs and processes per second; each process has one thread and lives for all repeats. The
 variants take turns, in alternating order, and a ratio is of rates of one repeat, so that other load affects all alike.
 A step is forward, backward, clipping and AdamW of every run, with its own batch.
@@ -44,13 +47,16 @@ def batch(config: RunConfig, step: int) -> Batch:
     return Batch.of(next_tokens(drawn))
 
 
+WAYS = ["eager", "compiled", "graph", "compiled-graph"]
+
+
 class Trials:
     """K runs trained as one model, or a single one."""
 
-    def __init__(self, shape: dict[str, Any], trials: int, device: str, compiled: bool):
+    def __init__(self, shape: dict[str, Any], trials: int, device: str, way: str):
         fields = {**shape, "vocab_size": 64, "train_tokens": shape["batch_tokens"] * 10**6}
         self.configs = [build(RunConfig, {**fields, "seed": seed}, "benchmark") for seed in range(trials)]
-        wanted = RuntimeConfig(device=device, compile=compiled, threads=1)
+        wanted = RuntimeConfig(device=device, compile="compiled" in way, cuda_graph="graph" in way, threads=1)
         runtimes = [resolve(config, wanted) for config in self.configs]
         self.device = runtimes[0].device
         models = [ALONE.place_model(Decoder(config, config.seed), self.device).train() for config in self.configs]
@@ -77,10 +83,10 @@ class Trials:
         return steps * len(self.configs) * self.configs[0].batch_tokens / (clock() - began)
 
 
-def child(shape: dict[str, Any], trials: int, given: argparse.Namespace, pipe: Connection) -> None:
+def child(shape: dict[str, Any], trials: int, way: str, given: argparse.Namespace, pipe: Connection) -> None:
     """Receives seconds to train for, and sends the rate; None ends it."""
     torch.set_num_threads(1)
-    runs = Trials(shape, trials, given.device, given.compile)
+    runs = Trials(shape, trials, given.device, way)
     clock = time.process_time if given.cpu_time else time.perf_counter
     runs.rate(0.0, clock)
     pipe.send("ready")
@@ -92,13 +98,13 @@ class Variant:
     """P processes of K trials, forked: imports, 15 s on some machines, are done once. The parent computes nothing, so
     there is neither a CUDA context nor a pool of threads that a fork would break."""
 
-    def __init__(self, shape: dict[str, Any], processes: int, trials: int, given: argparse.Namespace):
-        self.processes, self.trials, self.pipes = processes, trials, []
-        self.name = f"{processes} x {trials}"
+    def __init__(self, shape: dict[str, Any], processes: int, trials: int, way: str, given: argparse.Namespace):
+        self.processes, self.trials, self.way, self.pipes = processes, trials, way, []
+        self.name = f"{processes} x {trials}" + (f" {way}" if way != given.ways[0] else "")
         context = multiprocessing.get_context("fork")
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            context.Process(target=child, args=(shape, trials, given, theirs), daemon=True).start()
+            context.Process(target=child, args=(shape, trials, way, given, theirs), daemon=True).start()
             theirs.close()  # else a child's death would not be noticed
             self.pipes.append(ours)
 
@@ -122,7 +128,7 @@ class Variant:
 def compare(shape: dict[str, Any], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each variant and repeat, then one for each variant with its ratios."""
     counts = sorted({(1, 1), (given.processes, 1), *itertools.product({1, given.processes}, given.stacks)})
-    variants = [Variant(shape, processes, trials, given) for processes, trials in counts]
+    variants = [Variant(shape, *count, way, given) for count in counts for way in given.ways]
     for variant in variants:
         variant.wait()
     rates: dict[str, list[float]] = {variant.name: [] for variant in variants}
@@ -152,12 +158,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of steps of one variant in one repeat")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:1])
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds: on a machine with other work")
     parser.add_argument("--json", help="append a row after each variant of each repeat to this file, then the ratios")
     given = parser.parse_args()
     print(
-        f"{'width':>5} {'layers':>6} {'tokens':>6}  {'variant':7} {'tokens/s':>9}  times 1 x 1 (quartiles)  times P x 1"
+        f"{'width':>5} {'layers':>6} {'tokens':>6}  {'variant':22} {'tokens/s':>9}  times 1 x 1 (quartiles)  "
+        "times P x 1"
     )
     for width, layers, tokens in itertools.product(given.widths, given.layers, given.tokens):
         heads, tokens = max(1, width // 16), tokens // given.seq_len * given.seq_len
@@ -170,7 +177,7 @@ def main() -> None:
                 continue
             alone, beside = ("{:.2f} ({:.2f}-{:.2f})".format(*row[name]) for name in ("times_one", "times_processes"))
             speed = f"{row['tokens_per_s']:9,}"
-            print(f"{width:5} {layers:6} {tokens:6}  {row['variant']:7} {speed}  {alone:23}  {beside}", flush=True)
+            print(f"{width:5} {layers:6} {tokens:6}  {row['variant']:22} {speed}  {alone:23}  {beside}", flush=True)
 
 
 if __name__ == "__main__":

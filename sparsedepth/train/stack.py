@@ -160,14 +160,8 @@ class StackedStep:
         for start in range(0, len(parts), n_runs):
             inputs, targets, weights = zip(*parts[start : start + n_runs], strict=True)
             with self.runs[0].runtime.autocast:
-                loss_S, *entropy_and_balance = losses(
-                    self.model.decoder, torch.cat(inputs), torch.cat(targets), self.runs[0].config
-                )
-            weighted = [
-                torch.stack((loss, *own)) * weight
-                for loss, *own, weight in zip(loss_S, *entropy_and_balance, weights, strict=True)
-            ]
-            rows_S3 = torch.stack(weighted)
+                found = losses(self.model.decoder, torch.cat(inputs), torch.cat(targets), self.runs[0].config)
+            rows_S3 = torch.stack([row * weight for row, weight in zip(torch.stack(found, 1), weights, strict=True)])
             rows_S3[:, 0].sum().backward()
             reported.append(rows_S3.detach()[:, 1:])
         self.model.hand_out_gradients()

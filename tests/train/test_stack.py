@@ -148,6 +148,14 @@ def test_a_captured_stack_goes_on_in_parts_alone_and_where_gradients_are_noted(m
     assert (plain[0].captured_steps, captured[0].captured_steps) == (0, 1 + 2 + 2) and len(recorders) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[7]])
+def test_a_compiled_stack_is_as_an_eager_one(shape):
+    configs = [config(**{"train_tokens": 32 * 6, **shape, **own}) for own in RUNS]
+    for eager, compiled in zip(stacked(configs)[1], stacked(configs, compile=True)[1], strict=True):
+        assert losses(compiled) == pytest.approx(losses(eager), abs=1e-5)
+
+
 def test_a_stack_with_a_run_that_cannot_be_captured_is_not(monkeypatch):
     recorders = stand_in(monkeypatch)
     configs = [config(train_tokens=32 * 6), config(train_tokens=32 * 6, optimizer="muon", seed=1)]
