@@ -53,10 +53,11 @@ def seconds(configs: Sequence[RunConfig], runtime: RuntimeConfig) -> float:
     shape = first.batch_tokens // first.seq_len, first.seq_len + 1
     batch = next_tokens(np.random.default_rng(0).integers(first.vocab_size, size=shape))
     few = {"train_tokens": STEPS * first.batch_tokens, "log_every": STEPS // 2, "lr": 1e-6}
-    works = [
-        training(Decoder(run), run.model_copy(update=few), resolve(run, runtime), lambda _: batch) for run in configs
-    ]
     try:
+        works = [
+            training(Decoder(run), run.model_copy(update=few), resolve(run, runtime), lambda _: batch)
+            for run in configs
+        ]
         *_, last = train_together(works, [Clock() for _ in configs], runtime.stack)
         assert isinstance(last, TrainingResult), last
         rate = last.curves[-1]["tokens_per_second"]  # of one run, while all take turns

@@ -67,11 +67,12 @@ def test_real_steps_are_timed_and_leave_no_trace(monkeypatch, tmp_path, stack, g
     monkeypatch.setattr(
         step_choice,
         "resolve",
-        lambda run, runtime: dataclasses.replace(resolve(run, OPEN), cuda_graph=graph),
+        lambda run, runtime: dataclasses.replace(resolve(run, runtime), cuda_graph=graph),
     )
     configs = runs(tmp_path, 2, n_layers=1, d_model=8)
     assert 0.1 < seconds(configs, OPEN.model_copy(update={"stack": stack})) < 600
     assert len(recorders) == graph and not (tmp_path / "work").exists()
+    assert seconds(configs, OPEN.model_copy(update={"stack": stack, "device": "mps"})) == math.inf
     monkeypatch.setattr(StackedStep, "take", lambda step: 1 / 0)
     assert (seconds(configs, OPEN.model_copy(update={"stack": stack})) == math.inf) == (stack == 2)
 
