@@ -26,10 +26,10 @@ from sparsedepth.outside import SECONDS
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
-from sparsedepth.store.setting import BUDGET, only_tuning, read_settings
+from sparsedepth.store.setting import BUDGET, only_tuning
 from sparsedepth.store.table_file import by_value, open_table, quoted, read_texts
 from sparsedepth.store.tuning_roles import IS_RESULT
-from sparsedepth.words.differences import only_tuning_text, setting_label
+from sparsedepth.words.differences import only_tuning_text
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
@@ -173,42 +173,21 @@ def budget_rows(
     loss = outcome or loss_in(store)
     if loss not in LOSSES:
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
-    settings = read_settings(store)
-    runs = store.frame(
-        f"SELECT run_id, seed, outcome, train_flops, tokens_per_second, device, started, {loss} AS loss, "
-        f"{TRAINING} AS training, "
-        f"{', '.join(CELL_FIELDS)} FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second "
-        f"FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT}"
-    )
-    if settings is None or runs.empty:
-        raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
-    fields = [name for name in settings.label_fields if name != BUDGET]
-    records = runs[fields].astype(object).where(runs[fields].notna(), None).to_dict("records")
-    runs["setting"] = [setting_label(settings, record) for record in records]
+    cells = cells or budget_cells(store, loss)
+    rows = with_budgets(cells)[["run_id", "n_layers", "changes", "name"]].rename(columns={"name": "setting"})
+    fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
     if knob is not None:
         if knob not in fields:
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
-        runs = runs[(runs["setting"] == BASELINE) | (runs[knob] != settings.baseline.knobs[knob])]
-    names = [
-        "n_layers",
-        "setting",
-        "seed",
-        BUDGET,
-        "train_flops",
-        "loss",
-        "tokens_per_second",
-        "device",
-        "started",
-        "outcome",
-        "training",
-    ]
-    types = {"n_layers": int, "train_flops": float, "loss": float}
-    runs = runs[["run_id", *names, *DATA]].fillna({"seed": -1}).astype(types)
-    runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
-    if runs.empty:
-        raise ValueError(NO_FLOPS)
-    choices = lr_choices(cells or budget_cells(store, loss))
-    return runs.join(choices, on="run_id", how="inner").reset_index(drop=True)
+        rows = rows[(rows["setting"] == BASELINE) | rows["changes"].map(lambda changes: knob in dict(changes))]
+    columns = ("run_id", "seed", BUDGET, "train_flops", "tokens_per_second", "device", "started", "outcome", *DATA)
+    runs = store.frame(
+        f"SELECT {', '.join(columns)}, {loss} AS loss, {TRAINING} AS training FROM runs LEFT JOIN (SELECT run_id, "
+        f"median(tokens_per_second) AS tokens_per_second FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT} "
+        f"AND train_flops IS NOT NULL"
+    )
+    runs = runs.fillna({"seed": -1}).astype({"train_flops": float, "loss": float}).merge(rows, on="run_id")
+    return runs.join(lr_choices(cells), on="run_id", how="inner").drop(columns="changes").reset_index(drop=True)
 
 
 def lr_choices(cells: Cells) -> pd.DataFrame:

@@ -37,7 +37,6 @@ from sparsedepth.store.table_file import (
 )
 from sparsedepth.store.table_map import (
     FACTS,
-    LAYERS,
     MAP,
     OUTCOMES,
     READ_TYPES,
@@ -49,6 +48,7 @@ from sparsedepth.store.table_map import (
     Scalar,
     TableMap,
     expressions,
+    with_layers,
 )
 
 MAX_MISTAKES = 12
@@ -78,7 +78,7 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
 
     def parsed(names: Sequence[str]) -> dict[str, Expression]:
         try:
-            return expressions(table_map, names)
+            return expressions(with_layers(table_map, names), names)
         except Mistakes as mistakes:
             raise ValueError(f"{map_path}: {mistakes}") from None
 
@@ -87,6 +87,7 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
         return [name for name in names if name in found]
 
     texts = read(source, used)
+    table_map = with_layers(table_map, texts.names)
     with open_table(texts) as opened:
         try:
             numbers, rows = _runs_in(opened, table_map, parsed(texts.names))
@@ -168,29 +169,14 @@ def _values(
         wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[TARGETS[name]]} is needed"]
         mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
         constants[name] = dict.fromkeys(numbers, typed)
-    values = constants | fields
-    for key, expression in parsed.items():
-        if not key.startswith(f"{LAYERS} ") or "n_layers" not in values:
-            continue
-        _, metric, layer = key.split()
-        try:
-            numbers_of = _computed(table, Entry(of=metric), expression)
-        except ValueError as error:
-            mistakes.append(f"layers.{metric}: {error}")
-            continue
-        mistakes += [wrong for value in {*numbers_of.values()} for wrong in _mistakes_of(metric, value)][:1]
-        rows = values.setdefault(LAYERS, {number: [] for number in numbers})
-        for number, value in numbers_of.items():
-            if value is not None and int(layer) <= (values["n_layers"][number] or 0):
-                rows[number].append({"step": 0, "layer": int(layer), "metric": metric, "value": value})
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, values
+    return kept, constants | fields
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
     """The values of a field, of its type and in its range. Raises ValueError."""
-    type = TARGETS[name]
+    type = TARGETS.get(name, "DOUBLE")
     if entry.values is not None or type in READ_TYPES:
         raw = _read(table, name, entry, expression)
     else:
@@ -240,7 +226,7 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
         return field_mistakes(RunConfig, {name: value})
     if name == "outcome" and value not in ("ok", "diverged"):
         return [f"outcome={value!r} is neither ok nor diverged; map it by `values`"]
-    quantity = quantities.IN_RUNS.get(name) or quantities.BY_LAYER.get(name)
+    quantity = quantities.IN_RUNS.get(name) or quantities.BY_LAYER.get(name.partition("@")[0])
     if quantity and isinstance(value, float):
         least, most = quantity.range
         if not least <= value <= most:
@@ -302,15 +288,19 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
     if tokens and params:
         summary.setdefault("tokens_per_param", tokens / params)
-    layers = known.get(LAYERS, [])
-    last = {row["metric"]: row["value"] for row in layers if row["layer"] == run.config["n_layers"]}
-    summary.setdefault("residual_variance_last", last.get("residual_variance"))
+    of_layers = [(*name.split("@"), value) for name, value in known.items() if "@" in name]
+    layers = [
+        {"step": 0, "layer": int(layer), "metric": metric, "value": value}
+        for metric, layer, value in of_layers
+        if 0 <= int(layer) <= run.config["n_layers"]
+    ]
+    summary.setdefault("residual_variance_last", known.get(f"residual_variance@{run.config['n_layers']}"))
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},
         "summary.json": {name: summary.get(name) for name in OUTCOMES},
     }
     contents = {name: json_text(part).encode() for name, part in parts.items()}
-    contents |= {f"{LAYERS}.parquet": table_content(LAYERS, layers)} if layers else {}
+    contents |= {"layers.parquet": table_content("layers", layers)} if layers else {}
     marker = new_marker(run.run_id, {name: checksum_of(content) for name, content in contents.items()})
     return Files(folder=folder, marker=marker, read=contents.__getitem__)

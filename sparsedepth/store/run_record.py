@@ -26,7 +26,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     write_bytes(folder / f"{table}.parquet", table_content(table, [*rows]))
 
 
-def table_content(table: Table, rows: list[Row]) -> bytes:
+def table_content(table: Table, rows: Sequence[Row]) -> bytes:
     """The file of a table, from one mapping per row; missing values, NaN and Inf are NULL."""
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
@@ -205,7 +205,7 @@ def _save(
         finish(aside, folder)
 
 
-def _check_rows(table: Table, rows: list[Row]) -> None:
+def _check_rows(table: Table, rows: Sequence[Row]) -> None:
     names = [column.name for column in FILE_COLUMNS[table]]
     metrics = [metric.name for metric in METRICS.get(table, ())]
     seen = set()

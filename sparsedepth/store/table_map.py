@@ -20,7 +20,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Mistakes, Section, check
 from sparsedepth.store.fences import FENCES
 from sparsedepth.store.schema import RUN_COLUMNS
-from sparsedepth.store.table_file import Expression, parse, quoted
+from sparsedepth.store.table_file import Expression, parse
 from sparsedepth.words.mistakes import hint
 
 MAP = "import.yaml"
@@ -44,7 +44,7 @@ READ_TYPES = ("VARCHAR", "BOOLEAN")
 """Types of values that are read from a column, never computed."""
 
 Scalar = bool | int | float | str
-WHERE, LAYERS = "where", "layers"
+WHERE = "where"
 
 
 class Entry(Section):
@@ -72,13 +72,12 @@ class LayerEntry(Section):
     value: Annotated[str, Field(description="a column; {layer} in it stands for the number of a block")]
     layer: Annotated[int, Field(ge=0, description="its layer; with {layer}, the number of the first block")] = 1
 
-    def of_layers(self, columns: Collection[str]) -> dict[int, str]:
-        """Layer -> its column."""
-        if "{layer}" not in self.value:
-            return {self.layer: self.value} if self.value in columns else {}
+    def fields(self, columns: Collection[str]) -> dict[str, Entry]:
+        """METRIC@LAYER -> its column."""
         pattern = re.compile(re.escape(self.value).replace(r"\{layer\}", r"(\d+)"))
-        numbers = [(column, found[1]) for column in columns if (found := pattern.fullmatch(column))]
-        return {layer: column for column, n in numbers if (layer := int(n) - self.layer + 1) >= 0}
+        found = {column: match.groups() for column in columns if (match := pattern.fullmatch(column))}
+        layers = {int(number[0]) - self.layer + 1 if number else self.layer: name for name, number in found.items()}
+        return {f"{self.metric}@{n}": Entry(of=name, optional=True) for n, name in layers.items()}
 
 
 class TableMap(Section):
@@ -131,26 +130,29 @@ class TableMap(Section):
         return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
 
 
+def with_layers(table_map: TableMap, columns: Collection[str]) -> TableMap:
+    """With the columns of `layers` as fields."""
+    fields = {**table_map.fields}
+    for entry in table_map.layers:
+        fields |= entry.fields(columns)
+    return table_map.model_copy(update={"fields": fields})
+
+
 def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expression]:
     """The expression of each field, and of WHERE. Raises Mistakes with all errors."""
     parsed: dict[str, Expression] = {}
-    mistakes: list[str] = []
+    mistakes = [
+        f"layers.{entry.metric}: no column {entry.value!r}" for entry in table_map.layers if not entry.fields(columns)
+    ]
     with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
         for name, entry in table_map.entries.items():
             try:
                 parsed[name] = parse(connection, entry.of, columns)
-                if (entry.values is not None or TARGETS[name] in READ_TYPES) and parsed[name].column is None:
+                if (entry.values is not None or TARGETS.get(name) in READ_TYPES) and parsed[name].column is None:
                     kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
                     raise ValueError(f"{kind} must be a column, and {entry.of!r} is arithmetic")
             except ValueError as error:
                 mistakes.append(f"fields.{name}: {error}")
-        for entry in table_map.layers:
-            columns_of = entry.of_layers(columns)
-            mistakes += [] if columns_of else [f"layers.{entry.metric}: no column {entry.value!r}"]
-            parsed |= {
-                f"{LAYERS} {entry.metric} {layer}": Expression(quoted(name), frozenset({name}), name)
-                for layer, name in columns_of.items()
-            }
         try:
             if table_map.where is not None:
                 parsed[WHERE] = parse(connection, table_map.where, columns, is_condition=True)

@@ -105,7 +105,7 @@ def test_columns_of_layers_are_rows_of_layers(tmp_path):
     [
         ("{metric: variance, value: lr}", "layers: variance is no metric of layers; "),
         ("{metric: residual_variance, value: 'v{layer}'}", "layers.residual_variance: no column 'v{layer}'"),
-        ("{metric: residual_variance, value: kind}", r"layers.residual_variance: column 'kind' is \"A\" in row 1"),
+        ("{metric: residual_variance, value: kind}", r"fields.residual_variance@1: column 'kind' is \"A\" in row 1"),
         ("{metric: residual_variance, value: bits, layer: -1}", "layer"),
     ],
 )
