@@ -1,7 +1,8 @@
 """What a setting is worth in compute, from one run at each of several budgets: a ladder.
 
 The law is that of `multiplier`, with the setting's drift: ln m + d x. Without seeds the noise is what the law leaves of
-the differences from the baseline at equal budgets; a bend of the law that both sides share is none of it. Which form
+the differences from the baseline at equal budgets; a bend of the law that both sides share is none of it. For a drift
+each row has at least the variance of its own residual, r^2 / (1 - leverage) (HC2: MacKinnon and White 1985). Which form
 the law of the baseline has is not known, so each interval is that of a mixture of Student's distributions, of
 
     L_inf + exp(a - alpha x)      exp(a - alpha x)      exp(a - alpha x + q x^2)
@@ -42,6 +43,8 @@ MIN_POOLED = 3
 """Settings whose noise is drawn to a prior."""
 UNBOUNDED = 1e6
 """d0 of variances that do not differ."""
+LEAST_SPARE = 0.05
+"""Of a row: 1 less its leverage."""
 ROUNDING = 1e-7
 """Of ln L: losses are written with about this relative precision at best, and noise is not less."""
 
@@ -194,6 +197,9 @@ class LadderLaw:
         spare = baseline_N.sum() - fit.free_P[:3].sum()
         of_baseline = float((fit.residual_N[baseline_N] ** 2).sum()) / max(spare, 1)
         variance_N = np.where(baseline_N, max(of_baseline, variance / 2), variance)
+        if len(fit.theta_P) > 4:  # a drift hangs on the ends, where a law fits worst: none is less noisy than it looks
+            leverage_N = (fit.jacobian_NP * fit.by_row_PN.T).sum(axis=1)
+            variance_N = np.maximum(variance_N, fit.residual_N**2 / np.maximum(1 - leverage_N, LEAST_SPARE))
         return (fit.by_row_PN * variance_N) @ fit.by_row_PN.T
 
     def _of(self, fits: Sequence[FittedLaw], combination_P: np.ndarray) -> Distribution | None:

@@ -115,6 +115,17 @@ def test_tables_as_people_have_them(noise, n_budgets, n_draws):
     of = score(n_draws, lambda rng: ladder(bent, (1.0, 1.0), rng, noise(rng), C), (1.0, 1.0))
     print(noise.__name__, n_budgets, of)
     assert of["covered"] >= (0.93 if whole else 0.75) and of["shown"] <= (22 / 300 if whole else 0.25)
+    assert of["ends"] >= (0.92 if whole else 0.7)
+
+
+def test_a_published_example_keeps_its_worth():
+    """marin: L_inf 1.6, alpha .0941; 3.5422 becomes 3.52 at 3.82e17 FLOPs, which is 1.130 times the compute. The law
+    is pinned at its asymptote, and exact at the baseline's budgets."""
+    L_inf, alpha, C = 1.6, 0.0941, 3.82e17
+    assert ((3.5422 - L_inf) / (3.52 - L_inf)) ** (1 / alpha) == pytest.approx(1.130, abs=5e-4)
+    losses = {(False, C * times): {0: L_inf + (3.5422 - L_inf) * times**-alpha} for times in (0.25, 1.0, 4.0, 16.0)}
+    found = ladder_of(losses | {(True, C): {0: 3.52}}, {})
+    assert np.exp(law_of_ladder(found, asymptote=L_inf).log_m) == pytest.approx(1.130, abs=5e-4)
 
 
 def sizes(rng, n_seeds=1):
