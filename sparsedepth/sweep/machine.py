@@ -19,7 +19,8 @@ arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; number
 most calls itself, and a compiled stack was slower than its separate runs."""
 
 STACK_ON_GPU = 8
-"""Up to width 128, where kernel launches limit a step. An estimate: not measured on any GPU yet."""
+"""Up to width 128, where kernel launches limit a step; their process times whether they train together
+(`run.step_choice`). An estimate: not measured on any GPU yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
