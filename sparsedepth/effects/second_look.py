@@ -26,23 +26,27 @@ PAUSE = 3600.0
 
 def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     """The frame of effects with those columns, of its settings and depths."""
-    found = effects.copy()
-    shown = effects[effects["verdict"].isin(SHOWN)]
-    batches = _batches(cells.runs)
-    for question, judge, side in (("setting", setting_effects, "setting"), ("depth", depth_effects, "n_layers")):
-        asked = shown[shown["question"] == question]
-        of_question = cells.rows if side == "setting" else cells.rows[cells.rows["setting"] == BASELINE]
-        for _, own in asked.groupby("n_layers" if side == "setting" else "question"):
-            rows = of_question[of_question["n_layers"].isin(own["n_layers"])] if side == "setting" else of_question
-            looks = [(without, judge(replace(cells, rows=rest))) for without, rest in _parts(cells, rows)]
-            for index, effect in own.iterrows():
-                told = [look for without, again in looks if (look := _look(effect, without, again))]
-                if told:
-                    most = max(told, key=lambda look: (look[2] != effect["verdict"], abs(_move(effect, look[1]))))
-                    found.loc[index, ["without", "estimate_without", "verdict_without"]] = most
-                reference = BASELINE if side == "setting" else rows.loc[rows["value"].notna(), "n_layers"].min()
-                sides = [rows[rows[side] == value] for value in (effect[side], reference)]
-                found.loc[index, "later"] = _n_later(sides, batches)
+    found, batches = effects.copy(), _batches(cells.runs)
+    shown = effects[effects["verdict"].isin(SHOWN) & effects["question"].isin(["setting", "depth"])]
+    for family, own in shown.groupby(shown["n_layers"].where(shown["question"] == "setting", 0)):
+        side, judge = ("setting", setting_effects) if family else ("n_layers", depth_effects)
+        rows = cells.rows[cells.rows["n_layers"] == family if family else cells.rows["setting"] == BASELINE]
+        reference = BASELINE if family else rows.loc[rows["value"].notna(), "n_layers"].min()
+        again = [judge(replace(cells, rows=rest)).assign(without=without) for without, rest in _parts(cells, rows)]
+        looks = pd.concat([effects.iloc[:0], *again]).dropna(subset=["estimate", "lo"])
+        for index, effect in own.iterrows():
+            of_effect = looks[looks["setting"] == effect["setting"]]
+            turns, moves = (
+                of_effect["verdict"] != effect["verdict"],
+                (of_effect["estimate"] / effect["estimate"] - 1).abs(),
+            )
+            told = of_effect.assign(turns=turns, moves=moves)[turns | (moves > MOVES)]
+            if len(told):
+                most = told.sort_values(["turns", "moves"]).iloc[-1]
+                found.loc[index, ["without", "estimate_without", "verdict_without"]] = [
+                    most[name] for name in ("without", "estimate", "verdict")
+                ]
+            found.loc[index, "later"] = _n_later([rows[rows[side] == of] for of in (effect[side], reference)], batches)
     return found
 
 
@@ -57,37 +61,18 @@ def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame
         yield str(folder), rows[source != folder]
 
 
-def _look(effect: pd.Series, without: str, again: pd.DataFrame) -> tuple[str, float, str] | None:
-    """The part, the effect without it, and its verdict; None where that is not there, or as it is."""
-    same = again[again["setting"] == effect["setting"]].dropna(subset=["estimate", "lo"])
-    if same.empty:
-        return None
-    estimate, verdict = float(same["estimate"].iloc[0]), str(same["verdict"].iloc[0])
-    is_told = verdict != effect["verdict"] or abs(_move(effect, estimate)) > MOVES
-    return (without, estimate, verdict) if is_told else None
-
-
-def _move(effect: pd.Series, estimate: float) -> float:
-    return (estimate - effect["estimate"]) / effect["estimate"]
-
-
 def _batches(runs: pd.DataFrame) -> pd.DataFrame:
-    """start and end of each run, and its batch with the time that it began [s]; no row where a time is not known."""
+    """start and end of each run, and when its batch began [s]; no row where a time is not known."""
     known = runs.reindex(columns=["source", "started", "seconds"])
-    start = pd.to_datetime(known["started"], utc=True, errors="coerce")
+    start = pd.to_datetime(known["started"], utc=True, errors="coerce") - pd.Timestamp(0, tz="UTC")
     seconds = pd.to_numeric(known["seconds"], errors="coerce").astype(float)
-    times = pd.DataFrame(
-        {
-            "start": (start - pd.Timestamp(0, tz="UTC")).dt.total_seconds(),
-            "source": known["source"].astype(object).fillna(""),
-        }
-    )
-    times = times.assign(end=times["start"] + seconds).dropna(subset=["start", "end"]).sort_values("start")
-    by_source = times.groupby(times.pop("source"))
-    pause = times["start"] - by_source["end"].cummax().groupby(by_source.ngroup()).shift()
-    begins = ~(pause <= np.maximum(PAUSE, seconds.reindex(times.index).groupby(by_source.ngroup()).transform("max")))
-    times["batch"] = by_source.ngroup() * len(times) + begins.groupby(by_source.ngroup()).cumsum()
-    return times.assign(began=times.groupby("batch")["start"].transform("min"))
+    times = pd.DataFrame({"source": known["source"].astype(object).fillna(""), "start": start.dt.total_seconds()})
+    times = times.assign(seconds=seconds, end=times["start"] + seconds).dropna().sort_values(["source", "start"])
+    of_source = times.groupby("source")
+    pause = times["start"] - of_source["end"].cummax().shift()
+    longest = of_source["seconds"].transform("max").clip(lower=PAUSE)
+    is_first = (times["source"] != times["source"].shift()) | (pause > longest)
+    return times.assign(began=times["start"].where(is_first).ffill())
 
 
 def _n_later(sides: list[pd.DataFrame], batches: pd.DataFrame) -> float:
@@ -95,7 +80,7 @@ def _n_later(sides: list[pd.DataFrame], batches: pd.DataFrame) -> float:
     runs = pd.concat([rows.assign(side=side)[["side", "seed", "role"]] for side, rows in enumerate(sides)])
     if not runs.index.isin(batches.index).all():
         return np.nan
-    runs = runs.join(batches)
+    runs = runs.join(batches[["end", "began"]])
     for began in sorted({*runs["began"]}):
         before = runs[runs["began"] < began]
         own, other = ({*before.loc[(before["side"] == side) & (before["role"] == "result"), "seed"]} for side in (0, 1))
