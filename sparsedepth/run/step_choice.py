@@ -34,13 +34,12 @@ def choose_steps(configs: Sequence[RunConfig], runtime: RuntimeConfig, results: 
     )
     if path.exists():
         return RuntimeConfig.model_validate_json(path.read_bytes())
-    ways = {"stack": [1], "cuda_graph": ["auto"], "compile": [True] * (configs[0].n_steps >= COMPILED_STEPS)}
-    ways = {name: values for name, values in ways.items() if getattr(runtime, name) == "auto"}
-    chosen = runtime.model_copy(update={**dict.fromkeys(ways, False), "stack": len(configs)})
+    start = {"stack": len(configs), "cuda_graph": runtime.cuda_graph is True, "compile": runtime.compile is True}
+    chosen = runtime.model_copy(update=start)
     least = seconds(configs, chosen)
-    for change in [{name: value} for name, values in ways.items() for value in values]:
-        other = chosen.model_copy(update=change)
-        if (taken := seconds(configs, other)) < least:
+    for name, value in {"stack": 1, "cuda_graph": "auto", "compile": configs[0].n_steps >= COMPILED_STEPS}.items():
+        other = chosen.model_copy(update={name: value})
+        if getattr(runtime, name) == "auto" and other != chosen and (taken := seconds(configs, other)) < least:
             least, chosen = taken, other
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, chosen.model_dump(mode="json"))
