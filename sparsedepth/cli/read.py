@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 LIST = "list"
+UNLIKE_SWAPS = """
+select n_layers, list_sort(list(distinct permutation_swaps)) from runs where permutation_swaps is not null
+group by all having count(distinct permutation_swaps) > 1 order by all
+"""
 """The value of `--ask` without a name."""
 
 
@@ -294,6 +298,7 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
     from sparsedepth.store.search import search_of
     from sparsedepth.store.setting import only_tuning, pending
     from sparsedepth.words.chain import chain_lines
+    from sparsedepth.words.effects import swaps_line
     from sparsedepth.words.search import importance_lines
 
     search = search_of(store.roots)
@@ -313,8 +318,9 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
         return _text(chain_lines(chain.chain_of(found), given.detail), one_per_line=given.detail and for_grep)
     if search is None or given.knob is not None:
         found = _of_settings(runs, outcome, given, is_text)
-        told = pending_text(pending(store))
-        return found + _text([told]) if isinstance(found, bytes) and told else found
+        unlike = store.sql(UNLIKE_SWAPS).rows if outcome.startswith("permutation_score") else ()
+        told = [*filter(None, [swaps_line(outcome, unlike), pending_text(pending(store))])]
+        return found + _text(told) if isinstance(found, bytes) and told else found
     of_axes = importance.by_objective(runs, search, given.by)
     if not is_text:
         return importance.search_table(of_axes)

@@ -1,7 +1,7 @@
 """Words of effects: sizes with their units and intervals, settings, verdicts that were withheld, and the table."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
@@ -259,3 +259,9 @@ def equal_loss_line(found: "AtEqualLoss") -> str:
         f"at equal {found.loss}, {found.n_layers} layers (within a setting {found.within.slope:+.2g} layers per "
         f"nat/token, r {found.within.r:+.2f}): {'; '.join(effects)}"
     )
+
+
+def swaps_line(outcome: str, unlike: Iterable[tuple[int, list[int]]]) -> str:
+    """'permutation_score is of 32 and 66 swaps at 12 layers: ...'; '' without depths of `unlike` numbers."""
+    where = ", ".join(f"{' and '.join(map(str, numbers))} swaps at {depth} layers" for depth, numbers in unlike)
+    return f"{outcome} is of {where}: fewer widen a run's interval, and its noise" if where else ""

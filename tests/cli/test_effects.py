@@ -81,3 +81,13 @@ def test_wrong_questions_are_one_line(results):
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
     assert sparsedepth("effects", results, "--part", "lr", code=2)[1].count("Value error") == 0
     assert "not a measured number" in sparsedepth("effects", results, "--by", "nonsense", code=2)[1]
+
+
+def test_unlike_numbers_of_swaps_side_by_side_are_told(tmp_path):
+    for depth, scale, swaps in ((4, "none", 6), (4, "lns", 3), (8, "none", 28), (8, "lns", 28)):
+        for seed in range(3):
+            found = {"val_loss": 3.0 + 0.01 * seed, "permutation_score": 0.2 + 0.01 * seed, "permutation_swaps": swaps}
+            make_run(tmp_path, RunConfig(n_layers=depth, depth_scale=scale, seed=seed), found)
+    out, _ = sparsedepth("effects", tmp_path, "--by", "permutation_score")
+    assert "permutation_score is of 3 and 6 swaps at 4 layers: fewer widen a run's interval" in " ".join(out.split())
+    assert "swaps" not in sparsedepth("effects", tmp_path)[0]
