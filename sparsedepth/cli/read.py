@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 LIST = "list"
+"""The value of `--ask` without a name."""
 UNLIKE_SWAPS = """
 select n_layers, list_sort(list(distinct permutation_swaps)) from runs where permutation_swaps is not null
 group by all having count(distinct permutation_swaps) > 1 order by all
 """
-"""The value of `--ask` without a name."""
 
 
 class QueryCommand(TyperCommand):

@@ -2,7 +2,6 @@
 
 import matplotlib
 import pytest
-from matplotlib.text import Text
 from support import report_pages
 
 from sparsedepth.plots import page as of_page
@@ -21,9 +20,11 @@ def parts_of(drawing, columns, monkeypatch):
         for part in of_parts(page):
             renderer = page.canvas.get_renderer()
             shown = [axis for axis in page.axes if axis.get_visible()]
-            texts = [text for axis in shown for text in axis.findobj(Text)]
-            texts += [text for legend in page.legends for text in legend.get_texts()]
-            boxes = {text.get_text(): text.get_window_extent(renderer) for text in texts if text.get_text().strip()}
+            legends = [*filter(None, (*page.legends, *(axis.get_legend() for axis in shown)))]
+            for legend in legends:
+                legend.draw(renderer)  # it has its place once it is drawn
+            boxes = {axis.get_title() or axis.get_ylabel(): axis.get_tightbbox(renderer) for axis in shown}
+            boxes |= {legend.get_texts()[0].get_text(): legend.get_window_extent(renderer) for legend in legends}
             dpi = page.dpi
             found.append(
                 (
