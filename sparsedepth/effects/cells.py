@@ -391,9 +391,11 @@ def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
         if (carried := rows["tuning"] == "carried").any():
             cell.carry_regret = float(pd.to_numeric(rows.loc[carried, "carry_regret"]).max())
         chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(cell.lr_N)) if each_N.any())
-        losses = rows[chosen_N].groupby("lr")["loss"].agg(["size", "mean"]).reindex(tried, fill_value=0)
+        loss_n = rows["loss"].to_numpy(float)[chosen_N]
+        losses = {lr: loss_n[cell.lr_N[chosen_N] == lr] for lr in tried}
+        means = {lr: float(own[~np.isnan(own)].mean()) for lr, own in losses.items() if not np.isnan(own).all()}
         # Most runs, of these the lowest loss: the same choice for each outcome.
-        cell.lr = min(tried, key=lambda lr: (-losses["size"][lr], losses["mean"].fillna(math.inf)[lr]))
+        cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
         cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "") if len(tried) > 1 else ""
     return cell
 

@@ -13,10 +13,10 @@ from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.process import has_gpu_driver
 from sparsedepth.run.scratch import allocation
 
-STACK_ON_CPU, STACKED_VALUES = 4, 2**16
-"""Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
-arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md). A compiler saves
-most calls itself, and a compiled stack was slower than its separate runs."""
+STACK_ON_CPU, STACKED_VALUES = 4, 2**15
+"""Runs per stack on a CPU, and the largest step (tokens x width) at which stacking pays: 12 layers of width 32 and 64
+took .53 to .81 of the time, with twice as many values .85 to .96, where arithmetic dominates the calls that a stack
+saves (`benchmarks/stack.py`). A compiler saves most calls itself; a compiled stack was slower than its runs."""
 
 STACK_ON_GPU = 8
 """Up to width 128, where kernel launches limit a step; their process times whether they train together
