@@ -69,6 +69,7 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("measure/derivatives.py", "measure/test_derivatives.py"): (
         ("update_BTD = after_BTD - x_BTD", "update_BTD = after_BTD"),
         ("square_RL[:, -1:]", "square_RL[:, :1]"),
+        ("torch.stack(products) - v_BTD", "torch.stack(products)"),
     ),
     ("measure/interventions.py", "measure/test_interventions.py"): (
         ("np.where(change_RLL == 0, 0.0,", "np.where(change_RLL < 0, 0.0,"),

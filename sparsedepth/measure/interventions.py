@@ -260,7 +260,8 @@ NOISE = 3.0
 def add_trace_rows(context: MeasureContext, rows: Measurements) -> None:
     """The share of the loss that noise in the embeddings adds which a clean state at the last position restores, by
     layer, and its score with a bootstrap over sequences."""
-    probed, n_layers = context.probed, context.probed.n_layers
+    probed = context.probed
+    n_layers = probed.n_layers
     # The loss at the last position alone, and one draw of noise for all sequences.
     last = replace(context.scored, targets=context.scored.targets.clone())
     last.targets[:, :-1] = IGNORED
