@@ -17,7 +17,7 @@ from sparsedepth.config.run import RunConfig
 FOLDER = Path(__file__).parents[2] / "analysis"
 SCRIPTS = sorted(
     {path.name for path in FOLDER.glob("*.py")}
-    - {"toy.py", "script.py", "estimate.py", "findings.py", "fine_tuning.py"}
+    - {"toy.py", "script.py", "estimate.py", "findings.py", "fine_tuning.py", "depth_over_training.py"}
 )
 
 CELLS = [
