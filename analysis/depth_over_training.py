@@ -1,7 +1,7 @@
 """When in training does depth come into use? Our own text models, watched at eight steps of their training.
 
     python analysis/depth_over_training.py OUT [--seeds 0,1,2]     trains what is missing, then prints
-    python analysis/depth_over_training.py OUT --only-read         prints what is there
+    python analysis/depth_over_training.py OUT --only-read         prints what is there (--format csv: all scores)
 
 12 layers of width 64 on byte text, with and without LNS, each at lr .0015, which tuning chose for both at more tokens
 (results/text_flops, text_flops_lns). A point is measured by `sparsedepth.watch` on held-out text. The table has the
@@ -89,16 +89,34 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(score=order).sort_values(["score", "steps"], ignore_index=True)
 
 
+def shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each step: of each score the baseline's mean, and the effect of LNS with its interval."""
+    ratio = rows["score"] == "residual_variance_last"
+    form = ratio.map({True: "x{:.2g} ({:.2g} to {:.2g})", False: "{:+.2g} ({:+.2g} to {:+.2g})"})
+    texts = [
+        "not known" if pd.isna(lo) else text.format(effect, lo, hi)
+        for text, effect, lo, hi in zip(form, rows["effect"], rows["lo"], rows["hi"], strict=True)
+    ]
+    wide = rows.assign(lns=texts).pivot(index="steps", columns="score", values=["baseline", "lns"])
+    parts = {}
+    for score in ("val_loss", "needed_layers", "residual_variance_last"):
+        parts[score] = wide["baseline", score].map("{:.3g}".format)
+        parts[f"with LNS: {score}"] = wide["lns", score]
+    return pd.DataFrame(parts).reset_index()
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python analysis/depth_over_training.py", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only-read", action="store_true")
+    parser.add_argument("--format", choices=["table", "csv"], default="table", help="csv: all scores, numbers in full")
     given = parser.parse_args(arguments)
     for seed in [] if given.only_read else map(int, given.seeds.split(",")):
         for scale in SCALES:
             train_one(given.out, scale, seed)
-    print(table(read_runs([str(given.out)])).to_string(index=False, float_format="{:.4g}".format))
+    rows = table(read_runs([str(given.out)]))
+    print(rows.to_csv(index=False) if given.format == "csv" else shown(rows).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,27 @@ import sparsedepth as sd
 
 
 def test_the_table_pairs_seeds_and_compares_variance_as_a_ratio():
-    """Two seeds at one step: needed layers differ by -2 and -4, variance by the factors 1/4 and 1/16."""
+    """Three seeds at one step: needed layers differ by -2, -4 and -3, with 95% +- 4.303 / sqrt 3; variance by the
+    factors 1/4, 1/16 and 1/8."""
     runs = pd.DataFrame(
         {
-            "steps": 25, "depth_scale": ["none", "lns"] * 2, "seed": [0, 0, 1, 1], "val_loss": 2.0, "usefulness": 0.0,
-            "needed_layers": [8.0, 6.0, 10.0, 6.0], "causal_score": 0.5,
-            "residual_variance_last": [4.0, 1.0, 16.0, 1.0],
+            "steps": 25, "depth_scale": ["none", "lns"] * 3, "seed": [0, 0, 1, 1, 2, 2], "val_loss": 2.0,
+            "usefulness": 0.0, "causal_score": 0.5, "needed_layers": [8.0, 6.0, 10.0, 6.0, 9.0, 6.0],
+            "residual_variance_last": [4.0, 1.0, 16.0, 1.0, 8.0, 1.0],
         }
     )  # fmt: skip
-    lonely = runs.iloc[:1].assign(seed=2, needed_layers=99.0)  # no LNS at this seed
-    found = depth_over_training.table(pd.concat([runs, lonely])).set_index("score")
+    lonely = runs.iloc[:1].assign(seed=3, needed_layers=99.0)  # no LNS at this seed
+    rows = depth_over_training.table(pd.concat([runs, lonely]))
+    found = rows.set_index("score")
     needed = found.loc["needed_layers"]
-    assert (needed["baseline"], needed["lns"], needed["effect"], needed["seeds"]) == (9.0, 6.0, -3.0, 2)
+    assert (needed["baseline"], needed["lns"], needed["effect"], needed["seeds"]) == (9.0, 6.0, -3.0, 3)
+    assert needed["lo"] == pytest.approx(-3 - 4.303 / 3**0.5, abs=1e-3)
     variance = found.loc["residual_variance_last"]
     assert math.isclose(variance["effect"], 1 / 8) and math.isclose(variance["baseline"], 8)
     assert [*found.index] == [*depth_over_training.SCORES]
+    (row,) = depth_over_training.shown(rows).to_dict("records")
+    assert row["needed_layers"] == "9" and row["with LNS: needed_layers"] == "-3 (-5.5 to -0.52)"
+    assert row["with LNS: residual_variance_last"].startswith("x0.1")
 
 
 def test_a_training_is_watched_at_its_steps_and_measured_once(tmp_path, monkeypatch, capsys):
