@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from sparsedepth.plots.facets import Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
-from sparsedepth.plots.runs import all_runs, shown_settings
+from sparsedepth.plots.runs import all_runs, shown_settings, trained_runs
 from sparsedepth.plots.style import GREY, MARKERS, SERIES
 from sparsedepth.store.connection import Store
 from sparsedepth.store.saved_queries import ask
@@ -47,6 +47,7 @@ def removal(store: Store) -> Drawing:
     """A panel for each task and metric, a line for each model. Raises NothingToDraw."""
     rows = store.frame(REMOVED)
     if rows.empty:
+        trained_runs(store)  # where none is complete, that is why
         raise NothingToDraw("no task was scored without single layers; sparsedepth evaluate --tasks NAME --without all")
     setting = all_runs(store).set_index("run_id")["setting"]
     rows["setting"] = (rows["run_id"].map(setting) + ", " + rows["run_id"]).fillna(rows["model"])
