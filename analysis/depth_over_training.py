@@ -90,18 +90,19 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each step: of each score the baseline's mean, and the effect of LNS with its interval."""
+    """A row for each step: of each score the baseline's mean, and the effect of LNS with its interval; 'in each' where
+    it is the same in each seed, so that there is no noise to judge by."""
     ratio = rows["score"] == "residual_variance_last"
     form = ratio.map({True: "x{:.2g} ({:.2g} to {:.2g})", False: "{:+.2g} ({:+.2g} to {:+.2g})"})
     texts = [
-        "not known" if pd.isna(lo) else text.format(effect, lo, hi)
+        "not known" if pd.isna(lo) else f"{effect:+g} in each" if lo == hi else text.format(effect, lo, hi)
         for text, effect, lo, hi in zip(form, rows["effect"], rows["lo"], rows["hi"], strict=True)
     ]
     wide = rows.assign(lns=texts).pivot(index="steps", columns="score", values=["baseline", "lns"])
     parts = {}
     for score in ("val_loss", "needed_layers", "residual_variance_last"):
         parts[score] = wide["baseline", score].map("{:.3g}".format)
-        parts[f"with LNS: {score}"] = wide["lns", score]
+        parts[f"LNS: {score}"] = wide["lns", score]
     return pd.DataFrame(parts).reset_index()
 
 

@@ -29,8 +29,8 @@ def test_the_table_pairs_seeds_and_compares_variance_as_a_ratio():
     assert math.isclose(variance["effect"], 1 / 8) and math.isclose(variance["baseline"], 8)
     assert [*found.index] == [*depth_over_training.SCORES]
     (row,) = depth_over_training.shown(rows).to_dict("records")
-    assert row["needed_layers"] == "9" and row["with LNS: needed_layers"] == "-3 (-5.5 to -0.52)"
-    assert row["with LNS: residual_variance_last"].startswith("x0.1")
+    assert row["needed_layers"] == "9" and row["LNS: needed_layers"] == "-3 (-5.5 to -0.52)"
+    assert row["LNS: residual_variance_last"].startswith("x0.1") and row["LNS: val_loss"] == "+0 in each"
 
 
 def test_a_training_is_watched_at_its_steps_and_measured_once(tmp_path, monkeypatch, capsys):
