@@ -157,7 +157,7 @@ def test_measures_cost_what_they_run():
     assert measuring_flops(more) - measuring_flops(run) == pytest.approx(256 * 10 * (2 / 3 * body + head))
 
 
-NOT_COUNTED = dict.fromkeys(("jacobian", "gradients"), "the counter refuses torch.autograd.grad")
+NOT_COUNTED = dict.fromkeys(("jacobian", "jacobian_map", "gradients"), "the counter refuses torch.autograd.grad")
 LEAST = {
     "attention": 0.4,  # softmax and thresholds of all weights take as long as a pass, and are no products
     "activations": 0.6,  # likewise the thresholds of all hidden units
