@@ -97,7 +97,8 @@ def test_what_a_cpu_does_not_have_is_refused_before_anything_starts(tmp_path, se
     assert not out.exists()
 
 
-def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_that_fits(tmp_path, capsys):
+def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_that_fits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     path = write(tmp_path, LARGE)
     plan(path, on="h100", format="json")
     found = json.loads(capsys.readouterr().out)

@@ -9,7 +9,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.run import train_and_measure
-from sparsedepth.sweep import machine as machines
 from sparsedepth.sweep.machine import machine
 from sparsedepth.train.runtime import find_device, measuring_device, resolve
 
@@ -35,13 +34,13 @@ def test_it_is_used_where_asked_for_by_name_and_torch_offers_it(monkeypatch):
 def test_a_run_there_is_in_fp32_with_kernels_that_exist_there(apple):
     runtime = resolve(config(n_experts=4, top_k=2, train_tokens=8192 * 2000), MPS)
     assert (runtime.device.type, runtime.precision, runtime.compile) == ("mps", "fp32", False)
-    assert runtime.kernels == {"attention": "sdpa", "experts": "loop"}
+    assert runtime.kernels == {"attention": "sdpa", "experts": "loop", "stream": "fp32"}
     with pytest.raises(ValueError, match="cuda_graph=true is not possible"):
         resolve(config(), RuntimeConfig(device="mps", cuda_graph=True))
 
 
 def test_a_sweep_there_has_one_worker(apple, monkeypatch):
-    monkeypatch.setattr(machines.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     here = machine(None, MPS)
     assert (here.workers, here.gpus, here.runtime.device) == (1, [], "mps")
     assert machine(3, MPS).workers == 3
