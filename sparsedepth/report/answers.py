@@ -15,7 +15,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
-from sparsedepth.effects.second_look import with_second_looks
+from sparsedepth.effects.second_look import COLUMNS as SECOND_LOOKS, with_second_looks
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
 from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
@@ -219,7 +219,8 @@ def _depths(cells: Cells) -> pd.DataFrame:
         return rows
     baselines = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
     first = next(depth for depth, cell in baselines.items() if cell.results)
-    unknown = dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan)
+    sizes = ("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df", "later", *SECOND_LOOKS)
+    unknown = dict.fromkeys(sizes, np.nan)
     known = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""}
     first_of = {"lr": "lr_baseline", "seeds": "seeds_baseline", "fitted": "fitted_baseline"}
     known |= {name: rows[of].iloc[0] for name, of in first_of.items()}

@@ -112,3 +112,19 @@ def test_a_setting_that_was_tuned_again_and_a_depth_that_was_added_are_marked():
     more = pd.concat([both, at(grid({"seed": [7, 8]}, lambda config: {"val_loss": 2.0}, n_layers=8), lambda _: 9999)])
     answer = depth_answer(cells_of(more.reset_index(drop=True), "val_loss"))
     assert any("second look: 2 runs of n_layers=8 or" in note for note in answer.notes)
+
+
+def test_the_depth_that_others_are_compared_with_has_no_second_look():
+    """The row of 8 layers names the seed that decides, that of 4 layers nothing."""
+
+    def loss(config):
+        noise = [0.0, 0.004, -0.003, 0.002][config.seed]
+        gain = (config.n_layers == 8) * (0.05 + 0.06 * (config.seed == 3))
+        return {"val_loss": 3 - gain + noise * (1 + config.n_layers / 9), "train_flops": 1e9 * config.n_layers}
+
+    found = depth_answer(cells_of(grid({"n_layers": [4, 8], "seed": range(4)}, loss), "val_loss"))
+    told = [line for line in found.notes if "second look" in line]
+    rows = {row["n_layers"]: row for row in found.rows.records()}
+    assert rows[4]["without"] is None and rows[8]["without"].startswith("seed ")
+    assert len(told) == 1 and told[0].startswith("second look: n_layers=8 is "), found.notes
+    assert f" without {rows[8]['without']} (" in told[0]
