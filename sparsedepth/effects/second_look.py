@@ -22,7 +22,6 @@ MOST_SEEDS = 12
 """With more, none of them decides: it has less than a twelfth of the results."""
 SHOWN = ("lower", "higher")
 PAUSE = 3600.0
-COLUMNS = ("without", "estimate_without", "verdict_without")
 
 
 def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
@@ -44,7 +43,9 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
             told = of_effect.assign(turns=turns, moves=moves)[turns | (moves > MOVES)]
             if len(told):
                 most = told.sort_values(["turns", "moves"]).iloc[-1]
-                found.loc[index, [*COLUMNS]] = [most[name] for name in ("without", "estimate", "verdict")]
+                found.loc[index, ["without", "estimate_without", "verdict_without"]] = [
+                    most[name] for name in ("without", "estimate", "verdict")
+                ]
             found.loc[index, "later"] = _n_later([rows[rows[side] == of] for of in (effect[side], reference)], batches)
     return found
 

@@ -15,7 +15,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
-from sparsedepth.effects.second_look import COLUMNS as SECOND_LOOKS, with_second_looks
+from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
 from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
@@ -43,6 +43,8 @@ from sparsedepth.words.scaling import shapes_lines
 
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
 """Shown beside the variance; usefulness in its sound form."""
+SHARED = ("question", "context", "basis", "at", "outcome", "unit")
+"""Columns of the frame that are of a comparison, and so of both its depths."""
 MOST_SETTINGS = 6
 """Rows of the table; files have all."""
 YES_OR_NO = {"worth it": "yes", "not worth it": "no"}
@@ -219,13 +221,12 @@ def _depths(cells: Cells) -> pd.DataFrame:
         return rows
     baselines = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
     first = next(depth for depth, cell in baselines.items() if cell.results)
-    sizes = ("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df", "later", *SECOND_LOOKS)
-    unknown = dict.fromkeys(sizes, np.nan)
     known = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""}
-    first_of = {"lr": "lr_baseline", "seeds": "seeds_baseline", "fitted": "fitted_baseline"}
+    first_of = {name: f"{name}_baseline" for name in ("lr", "seeds", "fitted", "diverged")}
     known |= {name: rows[of].iloc[0] for name, of in first_of.items()}
-    reference = rows.iloc[:1].assign(**unknown, **dict.fromkeys(COSTS, 1.0), **known)
-    rows = pd.concat([reference, rows], ignore_index=True)
+    # What is of an effect is not known of the depth that they are compared with.
+    reference = rows.iloc[:1][[*SHARED]].assign(**dict.fromkeys(COSTS, 1.0), **known)
+    rows = pd.concat([reference, rows], ignore_index=True)[[*rows.columns]]
     own = cells.rows[cells.rows["setting"] == BASELINE]
     places = own.groupby("n_layers").groups
     results = [places[depth][baselines[depth].is_result_N] for depth in rows["n_layers"]]

@@ -125,6 +125,6 @@ def test_the_depth_that_others_are_compared_with_has_no_second_look():
     found = depth_answer(cells_of(grid({"n_layers": [4, 8], "seed": range(4)}, loss), "val_loss"))
     told = [line for line in found.notes if "second look" in line]
     rows = {row["n_layers"]: row for row in found.rows.records()}
-    assert rows[4]["without"] is None and rows[8]["without"].startswith("seed ")
+    assert rows[4]["without"] is None and rows[4]["seeds_part"] is None and rows[8]["without"].startswith("seed ")
     assert len(told) == 1 and told[0].startswith("second look: n_layers=8 is "), found.notes
     assert f" without {rows[8]['without']} (" in told[0]
