@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from sparsedepth import plugins
 from sparsedepth.quantities import measured
+from sparsedepth.quantities.quantity import OTHER_COLUMNS
 from sparsedepth.store import schema
 
 PACKAGE = Path(__file__).parent / "support" / "plugin"
@@ -180,20 +182,42 @@ def test_a_plugin_that_cannot_be_used_is_refused(text, reason, tmp_path, monkeyp
         measured._with_plugins()
 
 
-@pytest.mark.parametrize("name", ["lr", "outcome", "device", "tuning", "source", "run_id", "val_loss_lo"])
+def made_of(name):
+    return MEASURE.read_text().replace('Quantity("block_rms"', f'Quantity("{name}"')
+
+
+SHADOWING = (
+    "lr",
+    "outcome",
+    "device",
+    "tuning",
+    "source",
+    "run_id",
+    "val_loss_lo",
+    "train_loss",
+    "causal_score_centre",
+)
+
+
+@pytest.mark.parametrize("name", SHADOWING)
 def test_a_quantity_that_shadows_a_column_is_refused_by_name(name, tmp_path, monkeypatch):
-    """Also an end of an interval of ours."""
+    """Also an end of an interval of ours, and a profile over depth."""
     file = tmp_path / "mine.py"
-    file.write_text(MEASURE.read_text().replace('Quantity("block_rms"', f'Quantity("{name}"'))
+    file.write_text(made_of(name))
     monkeypatch.setenv(plugins.VARIABLE, str(file))
-    (plugin,) = plugins.load()
-    with pytest.raises(ValueError, match=f"the plugin mine has a quantity '{name}', which is a column of runs already"):
-        schema.refuse_taken(plugin)
+    with pytest.raises(ValueError, match=f"the plugin mine has a quantity '{name}', a name that is taken; choose"):
+        measured._with_plugins()
     if name == "lr":
         _, err = sparsedepth(f"best {tmp_path} --plugin {file}", code=2)
-        assert "a quantity 'lr', which is a column" in err and err.count("\n") == 1
+        assert "a quantity 'lr', a name that is taken" in err and err.count("\n") == 1
     file.write_text(MEASURE.read_text())
-    schema.refuse_taken(*plugins.load())
+    assert [plugin.name for plugin in measured._with_plugins()[0]] == ["mine"]
+
+
+def test_the_names_that_a_quantity_may_not_have_are_those_of_the_store():
+    columns = [*chain(*schema.COLUMNS.values()), *chain(*schema.METRICS.values())]
+    others = {column.name for column in (*columns, *schema.TUNING_COLUMNS, schema.SOURCE) if not column.measure}
+    assert others == {*OTHER_COLUMNS.split()}
 
 
 BROKEN = {
@@ -202,6 +226,8 @@ BROKEN = {
     "measure": MEASURE.read_text().replace('Measure("block_rms"', 'Measure("variance"'),
     "task": TASK.read_text().replace('"parity":', '"k_hop":'),
     "figure": "FIGURES = {'depth': (print, 'mine')}",
+    **{f"shadows_{name}": made_of(name) for name in SHADOWING},
+    "twice": MEASURE.read_text().replace("QUANTITIES = [", "QUANTITIES = 2 * ["),
     "failing": "FIGURES = {'mine': (lambda store: 1 / 0, 'fails when it is drawn')}",
 }
 
@@ -217,12 +243,16 @@ def test_an_installed_package_that_is_wrong_is_a_warning(swept, tmp_path):
     points = "".join(f"{name} = broken.{name}\n" for name in BROKEN) + "attribute = broken.figure:FIGURES\n"
     (site / "broken-1.dist-info" / "entry_points.txt").write_text(f"[sparsedepth.measures]\n{points}")
     environment = {"PYTHONPATH": os.pathsep.join([str(site), installed["PYTHONPATH"]])}
+    status, effects = f"status {results}", f"effects {results} --by block_rms"
     lines = (f"best {results}", "metrics", "presets", f"plot {results} --figure all -o {tmp_path}/figures")
-    outputs, err = sparsedepth(*lines, **environment)
+    outputs, err = sparsedepth(*lines, status, effects, **environment)
+    assert outputs[4:] == sparsedepth(status, effects, **installed)[0]
     assert "rank" in outputs[0] and "val_loss" in outputs[1] and (tmp_path / "figures" / "dots.png").exists()
     for name in ("exits (broken.exits)", "nothing (broken.nothing)", "attribute (broken.figure:FIGURES)"):
         assert f"warning: the installed plugin {name} is left out: " in err
-    for name in ("measure has a measure 'variance'", "task has a task 'k_hop'", "figure has a figure 'depth'"):
+    assert "twice (broken.twice) is left out: its QUANTITIES have block_rms twice" in err
+    for name in ("measure has a measure 'variance'", "task has a task 'k_hop'", "figure has a figure 'depth'",
+                 *(f"shadows_{name} has a quantity '{name}'" for name in SHADOWING)):  # fmt: skip
         assert f"warning: the installed plugin {name}, a name that is taken: it is left out" in err
     assert "ZeroDivisionError" in outputs[3] + err and "Traceback" not in err
 

@@ -6,14 +6,15 @@ fit of `usefulness` are priced in `sparsedepth.plan.estimate`. A fork of the res
 (`sparsedepth.probe.fork`): on average L / 2 of L blocks for each layer, two thirds of a pass for each pair of layers.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any, get_args
 
 from sparsedepth import plugins
-from sparsedepth.quantities.quantity import Measure, Quantity, RunSizes, Table
+from sparsedepth.quantities.quantity import OTHER_COLUMNS, Column, Measure, Quantity, RunSizes, Table
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -378,7 +379,16 @@ def _check(plugin: plugins.Plugin) -> None:
     for each in own:
         if not each.tables or not {*each.tables} <= {*get_args(Table)}:
             raise ValueError(f"{each.name} has tables {each.tables!r}; choose from {', '.join(get_args(Table))}")
-        _ = [*each.columns()], each.axis_label  # raises for a field of another type
+        _ = each.axis_label  # raises for a field of another type
+    if twice := [name for (name, _), n in Counter((each.name, each.view) for each in _columns(own)).items() if n > 1]:
+        raise ValueError(f"its QUANTITIES have {twice[0]} twice; leave one out")
+
+
+def _columns(records: Iterable[Quantity]) -> Iterator[Column]:
+    """Those of the records, and of their profiles over depth."""
+    for each in records:
+        for record in (each, *(each.depth_columns() if each.carried_by else ())):
+            yield from record.columns()
 
 
 def _with_plugins() -> tuple[tuple[plugins.Plugin, ...], list[Measure], list[Quantity]]:
@@ -389,16 +399,16 @@ def _with_plugins() -> tuple[tuple[plugins.Plugin, ...], list[Measure], list[Qua
     records = [*_RECORDS]
     for plugin in plugins.load(_check):
         measure = plugin.get("MEASURE")
-        own = plugin.get("QUANTITIES", ())
-        if measure and not (
-            plugins.is_accepted(plugin, "measure", [measure.name], [each.name for each in measures])
-            and plugins.is_accepted(plugin, "quantity", [each.name for each in own], [each.name for each in records])
-        ):
-            continue
-        kept.append(plugin)
+        own = [replace(each, measure=measure.name) for each in plugin.get("QUANTITIES")] if measure else []
+        taken = {*OTHER_COLUMNS.split(), *(column.name for column in _columns(records))}
         if measure:
+            if not plugins.is_accepted(plugin, "measure", [measure.name], [each.name for each in measures]):
+                continue
+            if not plugins.is_accepted(plugin, "quantity", [column.name for column in _columns(own)], taken):
+                continue
             measures.append(replace(measure, on_request=True))
-            records += [replace(each, measure=measure.name) for each in own]
+            records += own
+        kept.append(plugin)
     return tuple(kept), measures, records
 
 

@@ -9,6 +9,26 @@ from typing import Any, Literal, Protocol
 Row = Mapping[str, Any]
 """Values of a row by the names of its columns."""
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
+OTHER_COLUMNS = """
+run_id cell_id model n_layers d_model n_heads n_kv_heads d_ff activation vocab_size seq_len n_experts top_k d_expert
+n_shared_experts n_dense_layers renormalise_gates balance_loss router_z_loss norm mix_frac norm_kind norm_groups
+norm_eps depth_scale residual_gate gate_init residual_scalars scalars_start stream_skips gpas attention_residuals
+n_streams stream_mixing loops value_residual init init_std parametrisation base_width base_depth attention_dropout
+residual_dropout ffn_dropout tie_embeddings rope_theta sliding_window window_pattern gated_attention mask_documents
+eod qk_norm qk_norm_over allow corpus text_field tokenizer val_fraction max_corpus_tokens chunk_len task_group tracked
+n_operations operation_seed task_form max_gap letters min_hops max_hops task_code train_tokens batch_tokens lr lr_of
+optimizer warmup_frac warmup_tokens schedule decay_frac min_lr_frac weight_decay weight_decay_on beta1 beta2 adam_eps
+grad_clip start_weights start_cell seed precision log_every observe_every divergence_factor measures val_tokens
+eval_seq_len measure_tokens fit_tokens usefulness_threshold needed_threshold permutation_pairs removal_ranges
+jacobian_probes weight_eps weight_rel_eps attention_tau attention_rel_tau outcome diverged_step diverged_cause
+params_total params_active flops_per_token train_flops steps tokens_trained tokens_per_param train_loss unigram_loss
+bigram_loss chance_loss folder device started seconds training_seconds peak_memory_bytes node_hours packages plugins
+checkpoint family weights_dtype weights_hash text origin cluster unknown_fields step tokens grad_norm
+tokens_per_second layer metric value n head other_layer gradient_norm tuned_fields tuning tuned_by carried_from
+carry_regret source
+"""
+"""Columns of the store that no measure makes: fields of a run, and facts, defined in parts that import this one. A
+quantity has none of these names; a test compares them with the store's."""
 Scale = Literal["linear", "log", "symlog"]
 """symlog: logarithmic away from 0, for relative loss increases, which span decades and may be negative."""
 Stage = Literal["", "sparsity", "variance", "effectiveness", "loss"]

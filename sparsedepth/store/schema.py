@@ -6,16 +6,12 @@ name has one meaning."""
 import json
 import math
 import types
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.plugins import Plugin
-from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.quantities.quantity import Column, Table
 
 TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "difficulty")
@@ -175,24 +171,3 @@ KEYS: dict[Table, tuple[str, ...]] = {
     "difficulty": ("step", "difficulty"),
 }
 """The primary key of the rows of one run; never NULL."""
-
-
-def refuse_taken(plugin: Plugin) -> None:
-    """Raises ValueError for a quantity of a plugin that has a name of another column."""
-    if (measure := plugin.get("MEASURE")) is None:
-        return
-    records = (replace(each, measure=measure.name) for each in plugin.get("QUANTITIES"))
-    own = [column for each in records for column in each.columns()]
-    for view, columns in COLUMNS.items():
-        others = (SOURCE, *TUNING_COLUMNS) if view == "runs" else METRICS.get(view, ())
-        mine = {column.name: column for column in own if column.view == view}
-        names = Counter(column.name for column in (*columns, *others) if column != mine.get(column.name))
-        if taken := [name for name in mine if names[name]]:
-            raise ValueError(
-                f"the plugin {plugin.name} has a quantity {taken[0]!r}, which is a column of {view} already; "
-                "choose another name"
-            )
-
-
-for _plugin in PLUGINS:
-    refuse_taken(_plugin)
