@@ -16,13 +16,13 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_by_lr
+from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, Cells, Depth, fit_by_lr
 from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, Contrast, Fit, contrast_of, fit_of
@@ -33,27 +33,11 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.effects import no_baseline, no_equal_lr, no_interval, unmeasured
 
-COLUMNS = (
-    *("question", "setting", "context", "n_layers", "basis", "at"),
-    *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
-    *("fitted", "fitted_baseline", "estimate_own_lr", "lo_own_lr", "hi_own_lr"),
-    *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
-    *(*COSTS, "baseline_value", "without", "estimate_without", "verdict_without", "later", "outcome", "unit"),
+COLUMNS = tuple(Effect.model_fields)
+TEXTS, COUNTS = (
+    [name for name, field in Effect.model_fields.items() if kind in (field.annotation, *get_args(field.annotation))]
+    for kind in (str, int)
 )
-TEXTS = (
-    "question",
-    "setting",
-    "context",
-    "basis",
-    "at",
-    "verdict",
-    "reason",
-    "without",
-    "verdict_without",
-    "outcome",
-    "unit",
-)
-COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline", "later")
 SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
@@ -109,7 +93,7 @@ def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def as_records(effects: pd.DataFrame) -> list[Effect]:
-    return [Effect(**row) for row in QueryResult.of_frame(effects[[*Effect.model_fields]]).records()]
+    return [Effect(**row) for row in QueryResult.of_frame(effects[[*COLUMNS]]).records()]
 
 
 # Questions of one depth
