@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsedepth.words.effects import interval_text, second_look_lines
-from sparsedepth.words.plain_text import counted, listed, sentence_of
+from sparsedepth.words.plain_text import counted, listed
 from sparsedepth.words.recipe import sentence
 from sparsedepth.words.scaling import flops_text, multiplier_text
 
@@ -127,10 +127,10 @@ def search_line(ranking: "Ranking") -> Line:
 
 
 OF_A_RUN = {
-    "What does it reach?": ("val_loss", "{name} {value} nat/token after {depth}"),
-    "How far does the residual variance grow?": ("residual_variance_last", "last layer: {value} after {depth}"),
-    "Are its deep layers used?": ("needed_layers", "{value} of {depth} are needed"),
-    "At what cost?": ("train_flops", "{value} training FLOPs"),
+    "What does it reach?": ("val_loss", "{name} {value} nat/token after {depth}."),
+    "How far does the residual variance grow?": ("residual_variance_last", "Last layer: {value} after {depth}."),
+    "Are its deep layers used?": ("needed_layers", "{value} of {depth} are needed."),
+    "At what cost?": ("train_flops", "{value} training FLOPs."),
 }
 """Question -> the quantity that answers it, and the answer."""
 
@@ -141,5 +141,5 @@ def run_line(question: str, run: Mapping[str, Any], loss: str) -> Line:
     name = loss if name == "val_loss" else name
     known = run.get(name) is not None and run[name] == run[name]
     depth = "its layers" if run["n_layers"] is None else counted(int(run["n_layers"]), "layer")
-    answer = text.format(name=name, value=f"{run[name]:.4g}", depth=depth) if known else f"{name} was not measured"
-    return Line(question, sentence_of(answer), verdict="one run, not compared", figure="layer_profile")
+    answer = text.format(name=name, value=f"{run[name]:.4g}", depth=depth) if known else f"{name} was not measured."
+    return Line(question, answer, verdict="one run, not compared", figure="layer_profile")

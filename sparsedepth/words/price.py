@@ -107,17 +107,17 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
         f"{row.n_layers} layers {row.low:.2f} to {row.high:.2f} ({row.tokens_per_param:.2g} tokens per parameter)"
         for row in found
     )
-    answers = "every depth will be below the table of pairs, so the losses can answer"
+    answers = "every depth will be below the bigram table, so the losses can answer"
     if unsure := [row for row in found if row.high >= bigram]:
         depths = listed([str(row.n_layers) for row in unsure])
         answers = (
             f"{'will not' if all(row.low >= bigram for row in unsure) else 'may not'} answer: {depths} layers are not "
-            f"below the table of pairs; train longer: about {unsure[-1].tokens_needed:,} tokens"
+            f"below the bigram table; train longer: about {unsure[-1].tokens_needed:,} tokens"
         )
     return [
-        f"text: a table of pairs of tokens (bigram) reaches {bigram:.2f} nat/token, one of tokens {unigram:.2f}",
+        f"text: a bigram table (pairs of tokens) reaches {bigram:.2f} nat/token, a unigram table {unigram:.2f}",
         f"forecast of val_loss at a tuned lr: {', '.join(rows)}",
-        "our runs on bytes beat their table of pairs after 70 to 200 steps, at 0.1 to 4 tokens per parameter",
+        "our runs on bytes beat their bigram table after 70 to 200 steps, at 0.1 to 4 tokens per parameter",
         answers,
     ]
 

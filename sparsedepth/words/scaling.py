@@ -258,12 +258,12 @@ def _doubling_text(one: "Doubling") -> str:
 
 def law_rejected(p: float | None) -> str:
     """Why a multiplier is not that of one law."""
-    return f"the runs are on no one law (p {p:.2g}): by the slope to the next budget"
+    return f"no one law fits the runs (p {p:.2g}): by the slope to the next budget"
 
 
 def beyond_law(times: float) -> str:
     """Why there is no multiplier."""
-    return f"its loss is one that the law of the baseline does not reach within {times:g} times its budgets"
+    return f"the law of the baseline does not reach its loss within {times:g} times its budgets"
 
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:

@@ -21,21 +21,21 @@ EXPLAINED = (
 
 
 def best_values(values: Sequence[Any], n: int, is_range: bool) -> str:
-    """Of the first `n` of all values, the best: '0.002 to 0.009, as 40% of proposals' of a range; 'lns 5 of 6, 54% of
-    proposals; none 1 of 6, 46%' of a choice."""
+    """Of the first `n` of all values, the best: '0.002 to 0.009, where 40% of all proposals are' of a range;
+    'lns in 5 of 6 (54% of all proposals); none in 1 of 6 (46%)' of a choice."""
     if not is_range:
-        every = Counter(map(str, values))
-        best = [
-            f"{value} {times} of {n}, {every[value] / len(values):.0%}"
-            for value, times in Counter(map(str, values[:n])).most_common()
-        ]
-        return "; ".join([f"{best[0]} of proposals", *best[1:]])
+        names = ["null" if value is None else str(value) for value in values]
+        every, best = Counter(names), Counter(names[:n]).most_common()
+        shares = [f"{every[name] / len(names):.0%}{' of all proposals' * (name == best[0][0])}" for name, _ in best]
+        return "; ".join(
+            f"{name} in {times} of {n} ({share})" for (name, times), share in zip(best, shares, strict=True)
+        )
     numbers = [value for value in values[:n] if value is not None]
     if not numbers:
         return "none"
     low, high = min(numbers), max(numbers)
     share = sum(value is not None and low <= value <= high for value in values) / len(values)
-    return f"{low:.3g} to {high:.3g}, as {share:.0%} of proposals"
+    return f"{low:.3g} to {high:.3g}, where {share:.0%} of all proposals are"
 
 
 def importance_lines(found: Sequence["OfObjective"], search: str) -> Iterator[str]:

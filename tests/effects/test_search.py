@@ -136,7 +136,7 @@ def test_an_axis_that_decides_a_cost_is_what_matters_to_it(landscape):
     (first, *_) = importances(frame, search, "val_loss")
     assert first.axis == "depth_scale" and first.fanova > 0.95
     share = (frame["depth_scale"] == "lns").mean()
-    assert first.best == f"lns 6 of 6, {share:.0%} of proposals"
+    assert first.best == f"lns in 6 of 6 ({share:.0%} of all proposals)"
 
 
 def test_an_axis_that_some_proposals_lack_has_no_importance(landscape):
@@ -271,7 +271,7 @@ def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path, command):
         frame = proposals(store.frame("select * from runs"), search)
     first, second = importances(frame, search, "val_loss")
     assert first.axis == "sliding_window" and first.fanova > 0.6 > second.fanova
-    assert first.best == "None 6 of 6, 50% of proposals"
+    assert first.best == "null in 6 of 6 (50% of all proposals)"
     command("best", folder, "--top", 2, "--again", tmp_path / "again.yaml")
     again = build(SweepDefinition, read_yaml(tmp_path / "again.yaml"), "x")
     assert {run.config.sliding_window for run in Plan(again).runs()} == {None}

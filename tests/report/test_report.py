@@ -99,7 +99,7 @@ def test_of_a_single_run_the_answers_are_what_it_reached(tmp_path):
     with open_store(tmp_path) as store:
         answers = content(store, [tmp_path]).answers
     assert [line.answer for line in answers] == [
-        "Val_loss 2.5 nat/token after 6 layers.",
+        "val_loss 2.5 nat/token after 6 layers.",
         "Last layer: 12 after 6 layers.",
         "4 of 6 layers are needed.",
         "1e+12 training FLOPs.",

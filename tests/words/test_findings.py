@@ -46,8 +46,8 @@ def test_multipliers_are_a_table_and_what_was_left_out():
         "n_layers=12, depth_scale=lns: worth 1 times the compute (0.95 to 1.06) at 1.2e13 FLOPs, fading from 1.25 "
         "(1.2 to 1.3) at 1.5e12 (p 0.001)"
     )
-    assert scaling.law_rejected(0.002) == "the runs are on no one law (p 0.002): by the slope to the next budget"
-    assert scaling.beyond_law(100.0).endswith("does not reach within 100 times its budgets")
+    assert scaling.law_rejected(0.002) == "no one law fits the runs (p 0.002): by the slope to the next budget"
+    assert scaling.beyond_law(100.0).endswith("does not reach its loss within 100 times its budgets")
 
 
 def test_an_effect_and_what_it_is_at_own_lr():
