@@ -1,6 +1,6 @@
 """`sparsedepth plan`: what a sweep costs, and which effects it can detect."""
 
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -98,12 +98,16 @@ class DetectableEffects:
     """The smallest effect of each setting that a sweep can detect, at an assumed or measured noise."""
 
     powers: "list[Power]"
-    noise: "PilotNoise"
-    source: str
+    """None of a ladder without a pilot."""
+    noise: "PilotNoise | None" = None
+    source: str = ""
     """'assumed', or the pilot."""
     objective: str
-    tuned: tuple[str, ...]
-    effect: float | None
+    unit: str
+    is_ladder: bool = False
+    """Powers are then ln of a multiplier, and the noise is of ln loss."""
+    tuned: tuple[str, ...] = ()
+    effect: float | None = None
     """The one for which seeds are wanted."""
 
 
@@ -127,7 +131,6 @@ def plan(
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
     from sparsedepth.effects.power import power_table
-    from sparsedepth.quantities import unit_of
     from sparsedepth.words.power import power_text
 
     found = given.compute()
@@ -137,10 +140,9 @@ def plan(
     more |= {"forecasts": [row._asdict() for row in found.forecasts]} if found.forecasts else {}
     pricing.print_price(found.plan, found.priced, format, **more)
     if power:
-        lines = [
-            power_text(power.noise, power.source, power.objective, unit_of(power.objective), power.tuned, power.effect)
-        ]
-        lines.append(fitted_table(power_table(power.powers, power.objective, power.effect)).text)
+        lines = [power_text(power)]
+        table = power_table(power.powers, power.unit, power.effect)
+        lines += [fitted_table(table).text] if power.powers else []
     if format == "table":
         lines += array_lines(found.array) if found.array else []
         print(wrapped([*forecast_lines(found.forecasts), *lines]), end="")
@@ -172,7 +174,13 @@ def detectable_effects(
     plan: "Plan", pilot: Path | None, seed_sd: float | None, effect: float | None
 ) -> DetectableEffects | None:
     """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one; None without either."""
+    from sparsedepth.quantities import unit_of
+
     definition = plan.definition
+    if (found := _of_ladder(plan, pilot)) is not None:
+        if seed_sd is not None or effect is not None:
+            raise ValueError("--seed-sd and --effect are for several seeds; for one run at each budget give --pilot")
+        return found
     if pilot is None and seed_sd is None:
         if effect is not None:
             raise ValueError(f"--effect {effect:g} needs the noise between seeds: --pilot RESULTS or --seed-sd 0.05")
@@ -199,4 +207,25 @@ def detectable_effects(
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
         raise ValueError(f"no two runs of sweep {definition.name!r} differ in one setting; vary a field in 'space'")
-    return DetectableEffects(powers=powers, noise=noise, source=source, objective=objective, tuned=tuned, effect=effect)
+    return DetectableEffects(
+        powers=powers, noise=noise, source=source, objective=objective, unit=unit_of(objective), tuned=tuned,
+        effect=effect,
+    )  # fmt: skip
+
+
+def _of_ladder(plan: "Plan", pilot: Path | None) -> DetectableEffects | None:
+    """Of a sweep of one run at each of several budgets, the multiplier that it would see; None of another."""
+    configs, definition = plan.expected_runs(), plan.definition
+    if len(definition.result_seeds) > 1 or any(config.schedule == "wsd" for config in configs):
+        return None
+    from sparsedepth.effects.power import planned_cells
+    from sparsedepth.scaling.ladder_power import ladder_pilot, ladder_power, planned_ladder
+    from sparsedepth.store.connection import open_store
+
+    ladder = planned_ladder(planned_cells(configs, definition.objective, tuple(definition.tune), every_budget=True))
+    found = DetectableEffects(powers=[], objective=definition.objective, unit="ln ratio", is_ladder=True)
+    if ladder is None or pilot is None:
+        return found if ladder else None
+    with open_store(pilot) as store:
+        noise = ladder_pilot(store)
+    return replace(found, powers=ladder_power(ladder, noise), noise=noise.of_run, source=f"of {pilot}")

@@ -19,11 +19,11 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
+from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of
+from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of
 from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import interval_and_detectable, level_of
-from sparsedepth.quantities import unit_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.words.power import size_in_unit
@@ -45,6 +45,10 @@ class PilotNoise:
     def __post_init__(self) -> None:
         if not (0 < self.own < math.inf):
             raise ValueError(f"noise between seeds is {self.own:g}; it must be above 0 and finite")
+
+    def drawn(self, generator: np.random.Generator) -> float:
+        """`own`, as it may be."""
+        return self.own * math.sqrt(self.df / generator.chisquare(self.df) if self.df else 1.0)
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,20 @@ def measure_power(
     return powers
 
 
-def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> dict[tuple[str, int, int], list[int]]:
-    """(setting, settings that share its baseline, seeds that both have) -> depths."""
+def planned_cells(
+    configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str], *, every_budget: bool = False
+) -> Cells:
+    """The cells that these runs will be."""
+    flops = {COSTS["flops"]: [float(cost(config).train_flops(config.train_tokens)) for config in configs]}
     runs = pd.DataFrame([stored_fields(config) | {"cell_id": config.cell_id} for config in configs])
     facts = {"outcome": "ok", outcome: 1.0, "tuned_fields": ",".join(tuned) or None}
-    runs = runs.assign(run_id=runs.index, **facts)
-    seeds = cells_of(runs, outcome).rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()
+    return cells_of(runs.assign(run_id=runs.index, **flops, **facts), outcome, every_budget=every_budget)
+
+
+def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> dict[tuple[str, int, int], list[int]]:
+    """(setting, settings that share its baseline, seeds that both have) -> depths."""
+    rows = planned_cells(configs, outcome, tuned).rows
+    seeds = rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()
     planned: dict[tuple[str, int, int], list[int]] = {}
     depths = sorted({depth for depth, setting in seeds if setting == BASELINE})
     for depth in depths:
@@ -129,8 +141,7 @@ def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float)
     generator = np.random.default_rng(0)
     sizes = []
     for _ in range(DRAWS if n_seeds > 1 else 0):
-        own = noise.own * math.sqrt(noise.df / generator.chisquare(noise.df) if noise.df else 1.0)
-        y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
+        y_CS = noise.drawn(generator) * generator.standard_normal((n_settings + 1, n_seeds))
         found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
         assert found is not None
         contrast = found.effect(1, 0)
@@ -140,11 +151,11 @@ def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float)
     return float(np.mean(sizes)) if sizes else None
 
 
-def power_table(powers: Sequence[Power], outcome: str, effect: float | None) -> QueryResult:
+def power_table(powers: Sequence[Power], unit: str, effect: float | None) -> QueryResult:
     """One row per setting."""
     rows = []
     for power in powers:
-        found = "none: too few seeds" if power.detectable is None else size_in_unit(power.detectable, unit_of(outcome))
+        found = "none: too few seeds" if power.detectable is None else size_in_unit(power.detectable, unit)
         wanted = () if effect is None else (str(power.n_seeds_wanted or f"over {MAX_SEEDS}"),)
         rows.append((power.setting, ", ".join(map(str, power.n_layers)), power.n_seeds, found, *wanted))
     names = ("setting", "n_layers", "seeds", "detectable")

@@ -15,9 +15,8 @@ from sparsedepth.plots.facets import FLOPS_LABEL, Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, check_path, write
 from sparsedepth.plots.style import GREY
 from sparsedepth.scaling.ladder import LadderLaw, laws_of
-from sparsedepth.scaling.multiplier import MIN_BUDGETS
-from sparsedepth.scaling.points import BASELINE, budget_rows, finished
-from sparsedepth.scaling.speedup import check_baseline, shares_a_training
+from sparsedepth.scaling.points import BASELINE
+from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store
 from sparsedepth.words.captions import ladder_caption
 
@@ -28,23 +27,7 @@ MOST = 8
 def ladder(store: Store) -> Drawing:
     """Raises NothingToDraw where a budget has several seeds, or fewer than three have one run."""
     try:
-        rows = finished(budget_rows(store))
-    except ValueError as error:
-        raise NothingToDraw(str(error)) from None
-    sizes = rows.groupby("n_layers")["train_tokens"].nunique()
-    if (sizes > 1).any():
-        rows = rows[rows["n_layers"] == sizes.idxmax()]
-    at = ["setting", "train_tokens"]
-    if rows[rows["setting"] == BASELINE]["train_tokens"].nunique() < MIN_BUDGETS or rows["setting"].nunique() < 2:
-        raise NothingToDraw(f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more")
-    if rows.duplicated(at).any() or shares_a_training(rows):
-        raise NothingToDraw("these budgets have several seeds, or share a training: see `effects --as speedup`")
-    losses: dict[str, dict[float, dict[int, float]]] = {}
-    for setting, C, loss in rows[["setting", "train_flops", "loss"]].itertuples(index=False):
-        losses.setdefault(setting, {})[C] = {0: loss}
-    try:
-        check_baseline(losses[BASELINE])
-        return ladder_drawing(laws_of(losses, BASELINE), BASELINE)
+        return ladder_drawing(laws_of(ladder_of_store(store).losses, BASELINE), BASELINE)
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsedepth.effects.verdict import Distribution, adjusted, interval_and_detectable, level_of
-from sparsedepth.quantities.levels import ALPHA
-from sparsedepth.scaling.ladder import BEYOND, LadderLaw, laws_of
+from sparsedepth.effects.verdict import Distribution, adjusted, level_of
+from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.scaling.ladder import BEYOND, SHARED, LadderLaw, laws_of
 from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
@@ -25,8 +25,6 @@ COLUMNS = (
     *("beyond_budget", "beyond", "beyond_lo", "beyond_hi", "time_multiplier", "time_lo", "time_hi"),
     *("reason", "baseline"),
 )
-SHARED = 0.5
-"""The baseline's share of the variance of a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ def judge_ladder(
     check_baseline(losses[baseline])
     laws = laws_of(losses, baseline, asymptote)
     judged_by = {name: found for name, law in laws.items() if (found := law.judged_by) is not None}
-    p_J = np.array([max(laws[name].p_any, found.p) for name, found in judged_by.items()])
+    p_J = np.array([laws[name].p() for name in judged_by])
     shared_J = np.full(len(p_J), SHARED)
     p_adjusted = dict(zip(judged_by, adjusted(p_J, shared_J).tolist(), strict=True)) if judged_by else {}
     level = level_of(shared_J) if judged_by else ALPHA
@@ -70,7 +68,8 @@ def judge_ladder(
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:
     """The fields of a variant: its worth at all budgets, at both ends and beyond, and in time."""
-    lo, hi, detectable = interval_and_detectable(found, level)
+    lo, hi, above = found.quantiles([ALPHA / 2, 1 - ALPHA / 2, POWER])
+    detectable = law.least_shown(level) + above - found.estimate
     multiplier, lo, hi = map(_times, (found.estimate, lo, hi))
     if max(multiplier, 1 / multiplier) > FARTHEST:
         return {"reason": beyond_law(FARTHEST)}

@@ -97,6 +97,12 @@ class AspectLaw:
         """Whether the loss is shown to rise on both sides: k > 0."""
         return all(fit.theta_P[5] > 0 and _p(fit, np.eye(N_PARAMETERS)[5]) < ALPHA for fit in self.forms)
 
+    def loss_at(self, C_B: np.ndarray) -> np.ndarray:
+        """At budgets [FLOPs], of one layer per 64 of width, where size and tokens grow alike from their means."""
+        E, log_A, alpha, log_B, beta, *_ = self.main.theta_P
+        half_B = (np.log(C_B) - self.middle) / 2
+        return E + np.exp(log_A - alpha * half_B) + np.exp(log_B - beta * half_B)
+
     def best_at(self, budgets: Sequence[float]) -> list[Best]:
         """The best aspect at each budget [FLOPs]."""
         aspects = self.runs["aspect"]

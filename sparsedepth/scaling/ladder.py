@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import digamma, fdtrc, polygamma
 
 from sparsedepth.effects.verdict import Distribution
@@ -39,6 +40,8 @@ from sparsedepth.scaling.multiplier import (
 
 BEYOND = 4.0
 """Times the largest budget, at which a worth is extrapolated."""
+SHARED = 0.5
+"""The baseline's share of the variance of a difference."""
 MIN_POOLED = 3
 """Settings whose noise is drawn to a prior."""
 UNBOUNDED = 1e6
@@ -111,17 +114,19 @@ class LadderLaw:
         return self.drift is not None and self.drift.p < ALPHA
 
     @cached_property
-    def p_any(self) -> float:
-        """Of (ln m, d) = 0, by F; that of ln m alone with too few budgets for a drift."""
-        if self.drift is None:
-            return 1.0 if self.worth is None else self.worth.p
-        p_G = []
-        for fit in self.fits:
-            theta_X = fit.drifting.theta_P[3:]
-            covariance_XX = self._covariance(fit.drifting)[3:, 3:]
-            _, df = self._noise(fit.drifting)
-            p_G.append(fdtrc(2, df, theta_X @ np.linalg.solve(covariance_XX, theta_X) / 2))
-        return float(self.weight_G @ p_G)
+    def _pair_G(self) -> list[tuple[np.ndarray, np.ndarray, float]]:
+        """Of each form (ln m, d), the inverse of its covariance, and degrees of freedom; none with too few budgets."""
+        fits = [] if self.drift is None else [fit.drifting for fit in self.fits]
+        return [(fit.theta_P[3:], np.linalg.inv(self._covariance(fit)[3:, 3:]), self._noise(fit)[1]) for fit in fits]
+
+    def p(self, by: float = 0.0) -> float:
+        """Of no difference: of (ln m, d) = 0, by F, and of what it is judged by; `by`: with ln m larger by this."""
+        found = self.judged_by
+        if found is None:
+            return 1.0
+        moved = [(theta_X + np.array([by, 0.0]), inverse_XX, df) for theta_X, inverse_XX, df in self._pair_G]
+        p_G = [fdtrc(2, df, theta_X @ inverse_XX @ theta_X / 2) for theta_X, inverse_XX, df in moved]
+        return max(replace(found, mean_G=found.mean_G + by).p, float(self.weight_G @ p_G) if p_G else 0.0)
 
     @property
     def at_largest(self) -> Distribution | None:
@@ -131,6 +136,14 @@ class LadderLaw:
     def judged_by(self) -> Distribution | None:
         """What a verdict is on: the worth at every budget, or at the largest where it drifts."""
         return self.at_largest if self.has_drift else self.worth
+
+    def least_shown(self, level: float) -> float:
+        """The ln m from which these runs would show a gain: where p is `level`, with their drift and noise."""
+        assert self.judged_by is not None
+        middle, high = self.judged_by.estimate, self.judged_by.sd
+        while self.p(high - middle) > level:
+            high *= 2
+        return brentq(lambda log_m: self.p(log_m - middle) - level, 0.0, high, rtol=1e-3)
 
     def difference(self, log_m: float, C: float) -> float:
         """Of losses [nat/token] at a budget, for a worth there."""
@@ -264,8 +277,6 @@ def _worth(found: Distribution) -> Worth:
 
 def prior_of(s2_C: np.ndarray, df_C: np.ndarray) -> tuple[float, float]:
     """d0 and s0^2, which give the logarithms of variances the mean and the spread that they have."""
-    from scipy.optimize import brentq  # slow to import
-
     if len(s2_C) == 1:
         return UNBOUNDED, float(s2_C[0])
     log_C = np.log(s2_C) - digamma(df_C / 2) + np.log(df_C / 2)

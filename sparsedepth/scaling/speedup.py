@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.depths import budget_of
 from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, Worth, ladder_of, law_of_both
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
@@ -157,6 +158,31 @@ def _is_ladder_of_sizes(rows: pd.DataFrame) -> bool:
     """Whether each budget has a depth of its own."""
     budgets = rows.groupby("n_layers")[BUDGET].nunique()
     return len(budgets) >= MIN_BUDGETS and bool((budgets == 1).all()) and not differing_data(rows)
+
+
+class StoredLadder(NamedTuple):
+    losses: Mapping[str, Losses]
+    """Of each setting."""
+    log_speeds: Mapping[str, np.ndarray]
+    """Of each setting: ln of its speed over the baseline's, at budgets where both are known."""
+
+
+def ladder_of_store(store: Store) -> StoredLadder:
+    """One run at each budget, at the depth of most budgets or at all sizes. Raises ValueError where a budget has
+    several seeds, fewer than three have one run, or the baseline has no law."""
+    rows = finished(budget_rows(store))
+    sizes = rows.groupby("n_layers")[BUDGET].nunique()
+    if (sizes > 1).any():
+        rows = rows[rows["n_layers"] == sizes.idxmax()]
+    rows = rows.assign(seed=budget_of(rows["train_flops"]))  # a speed of each budget
+    sides = {str(setting): runs for setting, runs in rows.groupby("setting")}
+    if len(sides) < 2 or len(sides.get(BASELINE, ())) < MIN_BUDGETS:
+        raise ValueError(f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more")
+    if rows.duplicated(["setting", "seed"]).any() or shares_a_training(rows):
+        raise ValueError("these budgets have several seeds, or share a training: see `effects --as speedup`")
+    losses = {name: losses_by_budget(runs.assign(seed=0)) for name, runs in sides.items()}
+    check_baseline(losses[BASELINE])
+    return StoredLadder(losses, {name: _speeds(sides[BASELINE], runs) for name, runs in sides.items()})
 
 
 def worth(store: Store, objective: str) -> Worths:

@@ -9,6 +9,7 @@ from scipy.special import stdtrit
 from support.planted_worlds import World, score
 from support.runs_frame import config_of, grid
 
+from sparsedepth.cli.plan import DetectableEffects
 from sparsedepth.effects import power as module
 from sparsedepth.effects.power import MAX_SEEDS, PilotNoise, measure_power, pilot_noise, power_table
 from sparsedepth.words.power import power_text
@@ -53,19 +54,20 @@ def test_seeds_wanted_are_the_fewest_that_detect_the_effect():
     assert enough.detectable is not None and 0.08 < enough.detectable <= 0.1
     (rare,) = measure_power(design(3), "val_loss", PilotNoise(own=0.1), effect=0.001)
     assert rare.n_seeds_wanted is None
-    assert power_table([rare], "val_loss", 0.001).rows[0][-1] == f"over {MAX_SEEDS}"
+    assert power_table([rare], "nat/token", 0.001).rows[0][-1] == f"over {MAX_SEEDS}"
 
 
 def test_one_seed_detects_nothing_and_what_choosing_adds_counts():
     (power,) = measure_power(design(1), "val_loss", PilotNoise(own=0.1))
-    assert power.detectable is None and power_table([power], "val_loss", None).rows[0][-1] == "none: too few seeds"
+    assert power.detectable is None and power_table([power], "nat/token", None).rows[0][-1] == "none: too few seeds"
     added = PilotNoise(own=0.1, choice=0.1)
     untuned, tuned = (measure_power(design(40), "val_loss", added, of)[0].detectable for of in ((), ("lr",)))
     assert untuned is not None and tuned == pytest.approx(2.87 * math.sqrt(2 * (0.01 / 40 + 0.01)), rel=0.1)
-    assert "none assumed from choosing lr" in power_text(
-        PilotNoise(own=0.1), "assumed", "val_loss", "nat/token", ("lr",), None
-    )
-    assert "0.1 from choosing lr" in power_text(added, "assumed", "val_loss", "nat/token", ("lr",), None)
+    for noise, text in ((PilotNoise(own=0.1), "none assumed from choosing lr"), (added, "0.1 from choosing lr")):
+        found = DetectableEffects(
+            powers=[power], noise=noise, source="assumed", objective="val_loss", unit="nat/token", tuned=("lr",)
+        )
+        assert text in power_text(found)
 
 
 def test_the_noise_of_a_pilot_by_hand():

@@ -6,6 +6,7 @@ from support.budget_results import rows_of
 
 from sparsedepth.plots import ladder
 from sparsedepth.plots.page import NothingToDraw, render
+from sparsedepth.scaling import speedup
 from sparsedepth.scaling.ladder import laws_of
 
 
@@ -22,7 +23,7 @@ def runs(worths=(("baseline", 1.0), ("depth_scale=lns", 1.2)), seeds=(0,)):
 
 def test_its_numbers_are_those_of_the_law(monkeypatch):
     rows = runs()
-    monkeypatch.setattr(ladder, "budget_rows", lambda store: rows)
+    monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
     drawing = ladder.ladder(None)
     losses = {
         name: {row.train_flops: {0: row.loss} for row in own.itertuples()} for name, own in rows.groupby("setting")
@@ -48,6 +49,6 @@ def test_its_numbers_are_those_of_the_law(monkeypatch):
     ids=["seeds", "no setting", "two budgets", "rising"],
 )
 def test_what_is_no_ladder_says_why(rows, reason, monkeypatch):
-    monkeypatch.setattr(ladder, "budget_rows", lambda store: rows)
+    monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
     with pytest.raises(NothingToDraw, match=reason):
         ladder.ladder(None)

@@ -47,7 +47,7 @@ def score(n_draws, world, ends):
         found["covered"].append(lo <= truth <= hi)
         found["half"].append((hi - lo) / 2)
         found["drift"].append(law.has_drift)
-        found["shown"].append(max(law.p_any, law.judged_by.p) < ALPHA)
+        found["shown"].append(law.p() < ALPHA)
         C = law.ladder.C_N
         slope = np.log(ends[1] / ends[0]) / np.log(C.max() / C.min())
         for name, budget, at in (
