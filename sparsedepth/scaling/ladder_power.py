@@ -30,7 +30,7 @@ from sparsedepth.scaling.shapes import shapes_answer
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store
 
-DRAWS = 32
+DRAWS = 48
 
 
 class LadderPilot(NamedTuple):
