@@ -1,5 +1,6 @@
 """The sentences and tables of the report, computed from the rows of the store."""
 
+import contextlib
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.cells import BASELINE, Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
@@ -18,10 +19,20 @@ from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import Evidence
+from sparsedepth.recipe.judge_ladder import judge_ladder
 from sparsedepth.report.answers import depth_answer, variance_answer
-from sparsedepth.report.tables import PageTable, best_by_depth, front_of, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import (
+    PageTable,
+    best_by_depth,
+    front_of,
+    table_of,
+    table_of_effects,
+    table_of_ladder,
+    table_of_runs,
+)
 from sparsedepth.scaling.points import LOSSES
-from sparsedepth.scaling.speedup import Worths, worth
+from sparsedepth.scaling.shapes import shapes_answer
+from sparsedepth.scaling.speedup import Worths, ladder_of_store, worth
 from sparsedepth.store.best import Ranking, best
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -32,18 +43,23 @@ from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.answers import (
+    OF_A_LADDER,
     OF_A_RUN,
+    OF_SHAPES,
     Line,
     cost_line,
     depth_line,
+    ladder_line,
     recipe_line,
     run_line,
     search_line,
+    shapes_line,
     variance_line,
 )
 from sparsedepth.words.chain import evidence_lines, link_heading
 from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
 from sparsedepth.words.runs import search_text
+from sparsedepth.words.scaling import shapes_lines
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
@@ -93,10 +109,10 @@ def content(
     told = [*findings(runs, trained, cells, card, effects, links, n_failed, store.damaged)]
     if search and rankings:
         told[:0] = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
-    by_depth = None if found is None else best_by_depth(found)
+    answers, first = _top(store, runs, objective, card, cells, found, rankings)
     return Content(
-        answers=tuple(_answers(runs, objective, card, cells, rankings, by_depth)),
-        first=front_of(rankings[0]) if rankings else by_depth or table_of_models(store),
+        answers=answers,
+        first=first,
         summary=tuple(told),
         card=card,
         runs=runs_table,
@@ -107,6 +123,34 @@ def content(
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
+
+
+def _top(
+    store: Store,
+    runs: pd.DataFrame,
+    loss: str,
+    card: Card | None,
+    cells: Cells | None,
+    found: Evidence | None,
+    rankings: Sequence[Ranking],
+) -> tuple[tuple[Line, ...], tuple[PageTable, str] | None]:
+    """Answers and table of a search, of one run at each of several budgets, as `judge` has them, of shapes, or of a
+    grid."""
+    if rankings:
+        return tuple(map(search_line, rankings)), front_of(rankings[0])
+    if cells is None:
+        return tuple(_answers(runs, loss, card, None, None)), table_of_models(store)
+    with contextlib.suppress(ValueError):  # `effects --as speedup` gives the reason
+        stored = ladder_of_store(store)
+        judged = judge_ladder(stored.losses, BASELINE, stored.log_speeds)
+        most = judged.table.records()[0]
+        return tuple(ladder_line(question, most) for question in OF_A_LADDER), table_of_ladder(judged)
+    shapes = shapes_answer(store)
+    if shapes is not None and shapes.decides:
+        table = table_of(dict.fromkeys(shapes.table.columns, ""), shapes.table.rows)
+        return tuple(shapes_line(question, shapes) for question in OF_SHAPES), (table, shapes_lines(shapes)[0])
+    by_depth = None if found is None else best_by_depth(found)
+    return tuple(_answers(runs, loss, card, cells, by_depth)), by_depth or table_of_models(store)
 
 
 def _rankings(store: Store, search: SweepDefinition | None, objective: str, depth: int | None) -> list[Ranking]:
@@ -122,13 +166,10 @@ def _answers(
     loss: str,
     card: Card | None,
     cells: Cells | None,
-    rankings: Sequence[Ranking],
     by_depth: tuple[PageTable, str] | None,
 ) -> Iterator[Line]:
-    """The best of each objective of a search, what one run reached, or the answers of a grid."""
-    if rankings:
-        yield from map(search_line, rankings)
-    elif len(runs) == 1:
+    """What one run reached, or the answers of a grid."""
+    if len(runs) == 1:
         yield from (run_line(question, runs.iloc[0].to_dict(), loss) for question in OF_A_RUN)
     elif card and cells:
         of_depth = depth_answer(cells)

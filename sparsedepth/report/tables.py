@@ -16,6 +16,7 @@ from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
+from sparsedepth.recipe.judge_ladder import JudgedLadder
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.best import Ranking
@@ -191,6 +192,30 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
         ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
+
+
+def table_of_ladder(judged: JudgedLadder) -> tuple[PageTable, str]:
+    """What each setting is worth, at both ends and beyond; and the caption of the table."""
+    columns = {
+        "variant": "",
+        "multiplier": "how much more compute the baseline would need for the same loss",
+        "lo": "end of the 95% interval of runs about the law and of its form",
+        "hi": "end of the 95% interval of runs about the law and of its form",
+        "verdict": f"better or worse: adjusted p below {ALPHA} over the settings",
+        "p_adjusted": "",
+        "p_drift": "of a multiplier that changes with the budget",
+        "at_smallest": "multiplier at the smallest budget, with drift",
+        "at_largest": "multiplier at the largest budget, with drift",
+        "beyond": "multiplier at four times the largest budget, extrapolated",
+        "time_multiplier": "how much more time the baseline would need for the same loss",
+        "detectable": f"the multiplier that would have been seen ({POWER:.0%} power)",
+        "budgets": "",
+        "reason": "",
+    }
+    table = judged.table.of_columns([*columns]).without_empty()
+    return table_of(
+        {name: columns[name] for name in table.columns}, table.rows
+    ), "What each setting is worth in compute"
 
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:

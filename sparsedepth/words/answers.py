@@ -4,14 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.words.effects import interval_text, second_look_lines
-from sparsedepth.words.plain_text import counted, listed
+from sparsedepth.words.judge import ends_text, place_text, time_text, worth_text
+from sparsedepth.words.plain_text import counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
-from sparsedepth.words.scaling import flops_text, multiplier_text
+from sparsedepth.words.scaling import flops_text, multiplier_text, shapes_lines
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
     from sparsedepth.report.answers import Answer
+    from sparsedepth.scaling.shapes import ShapesAnswer
     from sparsedepth.store.best import Ranking
 
 
@@ -67,6 +70,44 @@ def depth_line(answer: "Answer") -> Line:
     row = rows[-1]
     effect = f"{row['n_layers']} layers against the shallowest {interval_text(row)}"
     return line._replace(effect=effect, verdict=_verdict_text(row), basis=_basis_text(row))
+
+
+OF_A_LADDER = ("What is it worth?", "Does that change with size?", "And beyond these sizes?", "At what cost?")
+
+
+def ladder_line(question: str, record: Mapping[str, Any]) -> Line:
+    """On a setting of one run at each budget, as `judge` has it."""
+    p, drift = record["p_adjusted"], record["p_drift"]
+    verdict = record["verdict"] if p is None else f"{record['verdict']}, adjusted p {p:.2g}"
+    worth, size, beyond, cost = OF_A_LADDER
+    answers = {
+        worth: (f"{record['variant']}: {worth_text(record)}", verdict),
+        size: ("Not known: fewer than three budgets", "not known"),
+        beyond: ("Not known", "not extrapolated"),
+        cost: ("Both are compared at equal FLOPs; how fast they train was not measured", "counted"),
+    }
+    if drift is not None:
+        answers[size] = ends_text(record), f"drift {'shown' if drift < ALPHA else 'not shown'}, p {drift:.2g}"
+    if record["beyond"] is not None:
+        answers[beyond] = f"{place_text(record, 'beyond')} FLOPs, four times the largest budget", "extrapolated"
+    if record["time_multiplier"] is not None:
+        answers[cost] = f"Worth {time_text(record)}", "measured"
+    answer, verdict = answers[question]
+    return Line(question, f"{answer}.", "", verdict, "", "ladder")
+
+
+OF_SHAPES = ("How deep for its width?", "What do twice the layers per width change?")
+
+
+def shapes_line(question: str, found: "ShapesAnswer") -> Line:
+    """Of one run of each of many shapes."""
+    assert found.law is not None
+    _, best, at, *doublings = shapes_lines(found)
+    basis = "equal FLOPs, one law over shapes"
+    if question == OF_SHAPES[0]:
+        verdict = f"a move {'shown' if found.law.moves else 'not shown'}, p {found.law.p_move:.2g}"
+        return Line(question, sentence_of(best), "", verdict, basis)
+    return Line(question, sentence_of(f"{at} {'; '.join(map(str.strip, doublings))}"), "", "by aspect", basis)
 
 
 def cost_line(card: "Card") -> Line:

@@ -94,30 +94,40 @@ def ladder_lines(found: "Judgement") -> list[str]:
 
 def ladder_sentence(record: Row) -> str:
     """'worth 1.15 times the compute (1.08 to 1.22) at every size; extrapolated: 1.16 (1.02 to 1.31) at 2.6e19'"""
+    beyond = f"extrapolated: {place_text(record, 'beyond')}" if record["beyond"] else ""
+    return "; ".join(filter(None, (worth_text(record), beyond, time_text(record))))
+
+
+def worth_text(record: Row) -> str:
     if record["multiplier"] is None:
         return f"withheld: {record['reason']}"
     if record["lo"] is None:
         return f"about {record['multiplier']:.3g} times the compute; not shown: {record['reason']}"
     if record["p_drift"] is not None and record["p_drift"] < ALPHA:
-        first, last = record["at_smallest"], record["at_largest"]
-        ends = _at(record, "at_smallest", "smallest_budget"), _at(record, "at_largest", "largest_budget")
-        text = f"{drift_word(first, last)}: {', '.join(ends)}"
+        text = f"{drift_word(record['at_smallest'], record['at_largest'])}: {ends_text(record)}"
     else:
         text = multiplier_text(record["multiplier"], record["lo"], record["hi"], " times the compute")
         text = f"worth {text} at every size"
     if record["verdict"] == "not shown":
         text = f"not shown: {text}; a gain of {record['detectable']:.3g} times would probably have been seen"
-    if record["beyond"] is not None:
-        text += f"; extrapolated: {_at(record, 'beyond', 'beyond_budget')}"
-    if record["time_multiplier"] is not None:
-        ends = record["time_multiplier"], record["time_lo"], record["time_hi"]
-        text += f"; {multiplier_text(*ends, ' times the time')}"
     return text
 
 
-def _at(record: Row, name: str, budget: str) -> str:
-    ends = record[name], record[f"{name}_lo"], record[f"{name}_hi"]
-    return f"{multiplier_text(*ends)} at {flops_text(record[budget])}"
+def time_text(record: Row) -> str:
+    if record["time_multiplier"] is None:
+        return ""
+    return multiplier_text(record["time_multiplier"], record["time_lo"], record["time_hi"], " times the time")
+
+
+def ends_text(record: Row) -> str:
+    return f"{place_text(record, 'at_smallest')}, {place_text(record, 'at_largest')}"
+
+
+def place_text(record: Row, name: str) -> str:
+    """'1.16 (1.02 to 1.31) at 2.6e19'"""
+    text = multiplier_text(record[name], record[f"{name}_lo"], record[f"{name}_hi"])
+    budget = record[f"{name.removeprefix('at_')}_budget"]
+    return f"{text} at {flops_text(budget)}"
 
 
 def _gain(record: Row) -> str:
