@@ -144,7 +144,7 @@ def _top(
         stored = ladder_of_store(store)
         judged = judge_ladder(stored.losses, BASELINE, stored.log_speeds)
         most = judged.table.records()[0]
-        return tuple(ladder_line(question, most) for question in OF_A_LADDER), table_of_ladder(judged)
+        return tuple(ladder_line(question, most) for question in OF_A_LADDER), table_of_ladder(judged, cells.settings)
     shapes = shapes_answer(store)
     if shapes is not None and shapes.decides:
         table = table_of(dict.fromkeys(shapes.table.columns, ""), shapes.table.rows)

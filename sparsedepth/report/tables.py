@@ -22,6 +22,7 @@ from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.best import Ranking
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.degeneracy import SCORES, Reason, reasons_by_run, score_rows
+from sparsedepth.store.setting import Settings
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
 from sparsedepth.words.differences import baseline_text
@@ -194,7 +195,7 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Pa
     return table_of(columns, map(row, effects.to_dict("records")))
 
 
-def table_of_ladder(judged: JudgedLadder) -> tuple[PageTable, str]:
+def table_of_ladder(judged: JudgedLadder, settings: Settings | None) -> tuple[PageTable, str]:
     """What each setting is worth, at both ends and beyond; and the caption of the table."""
     columns = {
         "variant": "",

@@ -96,7 +96,7 @@ def ladder_line(question: str, record: Mapping[str, Any]) -> Line:
     return Line(question, f"{answer}.", "", verdict, "", "ladder")
 
 
-OF_SHAPES = ("How deep for its width?", "What do twice the layers per width change?")
+OF_SHAPES = ("How deep for its width?", "What does twice the depth per width change?")
 
 
 def shapes_line(question: str, found: "ShapesAnswer") -> Line:
