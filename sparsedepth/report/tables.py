@@ -214,9 +214,8 @@ def table_of_ladder(judged: JudgedLadder, settings: Settings | None) -> tuple[Pa
         "reason": "",
     }
     table = judged.table.of_columns([*columns]).without_empty()
-    return table_of(
-        {name: columns[name] for name in table.columns}, table.rows
-    ), "What each setting is worth in compute"
+    parts = ("What each setting is worth in compute", baseline_text(settings) if settings else "")
+    return table_of({name: columns[name] for name in table.columns}, table.rows), "; ".join(filter(None, parts))
 
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:

@@ -30,7 +30,8 @@ def test_the_page_of_a_ladder_answers_what_it_is_worth(tmp_path):
     assert cost.verdict == "counted"
     table, caption = of.first
     names = [column.name for column in table.columns]
-    assert caption == "What each setting is worth in compute; baseline: depth_scale=none" and names[:4] == [
+    assert caption == "What each setting is worth in compute; baseline: depth_scale=none"
+    assert names[:4] == [
         "variant",
         "multiplier",
         "lo",
