@@ -69,8 +69,10 @@ class SweepDefinition(Tuned):
     """One question, as runs."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="short name of the question")]
-    question: Annotated[Sentence, Field(description="what the sweep asks, in one sentence")]
-    hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
+    question: Sentence
+    """what the sweep asks, in one sentence"""
+    hypothesis: Sentence
+    """the answer expected, written before the sweep starts"""
     cost: str = ""
     """what it costs at the size as written"""
     matched: Matched = "tokens"
@@ -91,18 +93,22 @@ class SweepDefinition(Tuned):
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
     objectives: Annotated[list[str], Field(min_length=1), AfterValidator(check_distinct)] = ["val_loss"]
     """summary columns to optimise; the first ranks and tunes"""
-    n_trials: Annotated[Count | None, Field(description="cells to propose; not with sampler grid")] = None
-    base: Annotated[dict[str, Any], Field(description="RunConfig fields shared by every cell")] = {}
+    n_trials: Count | None = None
+    """cells to propose; not with sampler grid"""
+    base: dict[str, Any] = {}
+    """RunConfig fields shared by every cell"""
     space: dict[str, Axis] = {}
     """axes that are crossed: a list of values, or {low, high, log, whole} for a sampler"""
-    zip: Annotated[Zip, Field(description="axes whose fields move together: [{seq_len: [...], lr: [...]}]")] = []
+    zip: Zip = []
+    """axes whose fields move together: [{seq_len: [...], lr: [...]}]"""
     variants: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{}]
     """groups of fields that vary together, each crossed with the axes; with `seeds` a group has its own"""
     cells: list[dict[str, Any]] = []
     """further cells, listed one by one; with `seeds` a cell has its own"""
     only: dict[str, Condition] = {}
     """axis -> where it applies: {top_k: {n_experts: [4, 8]}}"""
-    exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
+    exclude: list[Condition] = []
+    """cells to leave out, by values of their fields"""
     constraints: dict[Bounded, Positive] = {}
     """upper bounds, checked before a run starts"""
     branch_at: Shares = []
@@ -119,10 +125,14 @@ class SweepDefinition(Tuned):
     """seeds of tuning alone: a list, or how many (3 = [101, 102, 103])"""
     reuse_tuning_seeds: bool = False
     """let tuning_seeds be among seeds: cheaper, but biased in favour of tuned values"""
-    prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
-    seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
-    same_packages: Annotated[bool, Field(description="refuse to mix runs made with other package versions")] = False
-    scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
+    prune: Prune | None = None
+    """when a sampler's run is ended early"""
+    seeds: Seeds = [0]
+    """replicates of every cell: a list, or how many (3 = [0, 1, 2])"""
+    same_packages: bool = False
+    """refuse to mix runs made with other package versions"""
+    scales: dict[str, Scale] = {}
+    """the same question at other sizes"""
 
     @model_validator(mode="before")
     @classmethod

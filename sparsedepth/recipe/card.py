@@ -45,15 +45,16 @@ class Candidate(Section):
     """One setting on top of the baseline: its effect, and why it does not count although it is better or worse."""
 
     effect: Effect
-    values: Annotated[dict[str, Any], Field(description="RunConfig field -> value at the setting, where it differs")]
+    values: dict[str, Any]
+    """RunConfig field -> value at the setting, where it differs"""
     baseline_values: dict[str, Any]
     compute: tuple[float, float | None, float | None] | None = None
     """compute of the baseline at the same loss over its own, lo, hi; with three budgets"""
-    is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False
+    is_combination: bool = False
+    """of two settings that were also run one by one"""
     recommended: bool = False
-    refused: Annotated[
-        str, Field(description="why a better setting is not in the recipe, or a worse one does not count")
-    ] = ""
+    refused: str = ""
+    """why a better setting is not in the recipe, or a worse one does not count"""
 
     @property
     def setting(self) -> str:
@@ -67,31 +68,44 @@ class Candidate(Section):
 class Recipe(Section):
     depth: int | None
     objective: str
-    unit: Annotated[str, Field(description="of a difference; 'ln ratio': of natural logarithms")]
-    matched: Annotated[str, Field(description="the cost of which a setting may spend no more than the baseline")]
-    place: Annotated[Place, Field(description="where the depth lies among those that were run")] = "inside"
-    shown_at: Annotated[tuple[int, ...], Field(description="the depths of the effects; the first is the nearest")] = ()
-    baseline_text: Annotated[str, Field(description="the baseline's values of the fields that settings change")] = ""
+    unit: str
+    """of a difference; 'ln ratio': of natural logarithms"""
+    matched: str
+    """the cost of which a setting may spend no more than the baseline"""
+    place: Place = "inside"
+    """where the depth lies among those that were run"""
+    shown_at: tuple[int, ...] = ()
+    """the depths of the effects; the first is the nearest"""
+    baseline_text: str = ""
+    """the baseline's values of the fields that settings change"""
     baseline_seeds: int | None = None
-    baseline: Annotated[RunConfig | None, Field(description="with any seed; None if it was not run")] = None
-    config: Annotated[RunConfig | None, Field(description="with any seed; the baseline without a change")] = None
+    baseline: RunConfig | None = None
+    """with any seed; None if it was not run"""
+    config: RunConfig | None = None
+    """with any seed; the baseline without a change"""
     candidates: tuple[Candidate, ...] = ()
-    effect: Annotated[Effect | None, Field(description="of the whole recipe against the baseline")] = None
+    effect: Effect | None = None
+    """of the whole recipe against the baseline"""
     others: tuple[Effect, ...] = ()
     """effects beside another setting that differ from those alone"""
-    scales: Annotated[tuple[Effect, ...], Field(description="of the recipe at other widths or budgets")] = ()
+    scales: tuple[Effect, ...] = ()
+    """of the recipe at other widths or budgets"""
     untested: tuple[str, str] | None = None
     """two settings, each better alone, that were not run together"""
-    abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
-    weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
+    abstained: str = ""
+    """why nothing is recommended; empty if something is"""
+    weakness: str = ""
+    """why these models are no evidence about depth; empty if they are"""
     left_out: str = ""
     """runs that are not compared: other budgets, another way of scoring"""
     unknown: str = ""
     """source of third-party runs, and what is unknown about them; empty without any"""
     defaulted: tuple[str, ...] = ()
     """fields that no third-party run states; `config` has RunConfig's defaults"""
-    tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")] = {}
-    seen_on: Annotated[str, Field(description="data, sizes and devices of the runs")]
+    tried: dict[str, list[float]] = {}
+    """tuned field -> values tried"""
+    seen_on: str
+    """data, sizes and devices of the runs"""
     run_ids: tuple[str, ...]
 
     @property
@@ -123,9 +137,11 @@ class Holdout(Section):
 
     depth: int
     fitted_on: tuple[int, ...]
-    changes: Annotated[tuple[str, ...], Field(description="recommended from the shallower depths")]
+    changes: tuple[str, ...]
+    """recommended from the shallower depths"""
     predictions: tuple[Prediction, ...]
-    gain: Annotated[Effect | None, Field(description="of these changes at the held-out depth")]
+    gain: Effect | None
+    """of these changes at the held-out depth"""
     outcome: Outcome
 
     @property
@@ -149,7 +165,8 @@ class Verification(Section):
 
     seeds: tuple[int, ...]
     run_ids: tuple[str, ...]
-    gain: Annotated[Effect | None, Field(description="p_adjusted: corrected for earlier verifications")]
+    gain: Effect | None
+    """p_adjusted: corrected for earlier verifications"""
     outcome: Outcome
     ingredients: tuple[Ingredient, ...]
 
@@ -165,15 +182,15 @@ class Provenance(Section):
     folders: list[str]
     run_ids: list[str]
     seeds: list[int]
-    manifests: Annotated[str | None, Field(description="digest of the manifests' checksums; None where one is missing")]
+    manifests: str | None
+    """digest of the manifests' checksums; None where one is missing"""
     code: list[str]
     kernels: list[str]
     data: list[str]
-    hours: Annotated[
-        dict[str, float],
-        Field(description="device -> wall-clock hours, tuning included; a trunk counts in each of its branches"),
-    ]
-    node_hours: Annotated[float | None, Field(description="on a cluster, tuning and lost starts included")] = None
+    hours: dict[str, float]
+    """device -> wall-clock hours, tuning included; a trunk counts in each of its branches"""
+    node_hours: float | None = None
+    """on a cluster, tuning and lost starts included"""
     command: str
 
 
@@ -182,7 +199,8 @@ class Card(Section):
     recipe: Recipe
     holdout: Holdout | None = None
     verification: Verification | None = None
-    tests: Annotated[tuple[Test, ...], Field(description="of the recipe; none where nothing is recommended")] = ()
+    tests: tuple[Test, ...] = ()
+    """of the recipe; none where nothing is recommended"""
     provenance: Provenance
 
 

@@ -34,15 +34,24 @@ _OURS = "answer_bits_per_byte is ours: -log2 p(right answer | question) per UTF-
 class EvaluationKey(Section):
     """Everything that affects the scores."""
 
-    run_id: Annotated[str | None, Field(description="the run, as in runs; NULL for a model that was trained elsewhere")]
-    weights_hash: Annotated[str, Field(description="digest of the weights; of a Hugging Face folder its settings, too")]
-    task: Annotated[str, Field(description="name of the task in the harness, or of the file of questions")]
-    task_version: Annotated[str, Field(description="the task's own version")]
-    task_hash: Annotated[str, Field(description="digest of the task's definition and of the documents scored")]
-    n_fewshot: Annotated[Count, Field(description="worked examples before each question")]
-    max_len: Annotated[Count, Field(description="tokens that the model reads at most; longer texts lose their start")]
-    harness: Annotated[str, Field(description="lm-eval, or sparsedepth for a file of questions, and its version")]
-    without: Annotated[str | None, Field(description="layers removed from the model, such as 5-8; NULL = none")] = None
+    run_id: str | None
+    """the run, as in runs; NULL for a model that was trained elsewhere"""
+    weights_hash: str
+    """digest of the weights; of a Hugging Face folder its settings, too"""
+    task: str
+    """name of the task in the harness, or of the file of questions"""
+    task_version: str
+    """the task's own version"""
+    task_hash: str
+    """digest of the task's definition and of the documents scored"""
+    n_fewshot: Count
+    """worked examples before each question"""
+    max_len: Count
+    """tokens that the model reads at most; longer texts lose their start"""
+    harness: str
+    """lm-eval, or sparsedepth for a file of questions, and its version"""
+    without: str | None = None
+    """layers removed from the model, such as 5-8; NULL = none"""
 
     @property
     def eval_id(self) -> str:
@@ -52,12 +61,18 @@ class EvaluationKey(Section):
 
 class Result(Section):
     metric: Annotated[str, Field(description=f"the harness's name; {_OURS}")]
-    filter: Annotated[str, Field(description="how the harness extracted the answers; none = unchanged")]
-    value: Annotated[Finite | None, Field(description="the score; NULL = not finite")]
-    stderr: Annotated[Finite | None, Field(description="its standard error over documents; NULL = none")]
-    lo: Annotated[Finite | None, Field(description="lower end of the 95% interval; NULL = none")] = None
-    hi: Annotated[Finite | None, Field(description="upper end of the 95% interval; NULL = none")] = None
-    higher_is_better: Annotated[bool | None, Field(description="which direction is better; NULL = the task has none")]
+    filter: str
+    """how the harness extracted the answers; none = unchanged"""
+    value: Finite | None
+    """the score; NULL = not finite"""
+    stderr: Finite | None
+    """its standard error over documents; NULL = none"""
+    lo: Finite | None = None
+    """lower end of the 95% interval; NULL = none"""
+    hi: Finite | None = None
+    """upper end of the 95% interval; NULL = none"""
+    higher_is_better: bool | None
+    """which direction is better; NULL = the task has none"""
 
 
 class Answers(Section):
@@ -71,12 +86,18 @@ class Answers(Section):
 class Evaluation(EvaluationKey):
     """evaluation.json."""
 
-    model: Annotated[str, Field(description="the model's name or path, as given")]
-    n: Annotated[Count, Field(description="documents scored")]
-    n_documents: Annotated[Count, Field(description="documents of the task; more than n if a limit was set")]
-    n_truncated: Annotated[Count | None, Field(description="requests that lost their start; NULL = not counted")]
-    started: Annotated[str, Field(description="when it started, ISO 8601")]
-    seconds: Annotated[Finite, Field(description="wall-clock time [s]")]
+    model: str
+    """the model's name or path, as given"""
+    n: Count
+    """documents scored"""
+    n_documents: Count
+    """documents of the task; more than n if a limit was set"""
+    n_truncated: Count | None
+    """requests that lost their start; NULL = not counted"""
+    started: str
+    """when it started, ISO 8601"""
+    seconds: Finite
+    """wall-clock time [s]"""
     results: tuple[Result, ...]
     answers: tuple[Answers, ...] = ()
 

@@ -28,7 +28,8 @@ class MeasuredModel(MeasureOnlyConfig):
     """model.json: facts about the model, and how it was measured. A strict, frozen record."""
 
     model: Annotated[str, Field(min_length=1, description="the model's name or path, as given")]
-    family: Annotated[str, Field(description="'sparsedepth' for a run, else the model_type of its config")]
+    family: str
+    """'sparsedepth' for a run, else the model_type of its config"""
     n_layers: Count
     d_model: Count
     n_heads: Count
@@ -36,9 +37,12 @@ class MeasuredModel(MeasureOnlyConfig):
     n_experts: Annotated[int, Field(ge=0, description="experts per block; 0 = dense")]
     vocab_size: Count
     params_total: Count
-    dtype: Annotated[str, Field(description="dtype of the layers' weights when measured")]
-    weights_hash: Annotated[str, Field(description="digest of the weight files")]
-    data_hash: Annotated[str, Field(description="digest of the tokens read")]
+    dtype: str
+    """dtype of the layers' weights when measured"""
+    weights_hash: str
+    """digest of the weight files"""
+    data_hash: str
+    """digest of the tokens read"""
 
     @property
     def run_id(self) -> str:
@@ -54,10 +58,10 @@ class ImportedRun(Section):
     """imported.json: a strict, frozen record."""
 
     origin: Annotated[str, Field(min_length=1, description="whose runs these are, as the map names their source")]
-    cluster: Annotated[
-        str | None, Field(description="rows that share it are not independent: points of one training run, say")
-    ] = None
-    config: Annotated[dict[str, Any], Field(description="RunConfig fields that the table states; the others: unknown")]
+    cluster: str | None = None
+    """rows that share it are not independent: points of one training run, say"""
+    config: dict[str, Any]
+    """RunConfig fields that the table states; the others: unknown"""
     step: Annotated[int | None, Field(ge=0, description="optimizer steps at a point of a watched training")] = None
 
     @check

@@ -52,10 +52,10 @@ class Entry(Section):
 
     of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
     unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
-    values: Annotated[
-        dict[str, Scalar | None] | None, Field(description="the column's texts -> our values; null: missing")
-    ] = None
-    optional: Annotated[bool, Field(description="rows may lack a value")] = False
+    values: dict[str, Scalar | None] | None = None
+    """the column's texts -> our values; null: missing"""
+    optional: bool = False
+    """rows may lack a value"""
 
     @check
     def _check_unit(self) -> None:
@@ -68,8 +68,10 @@ class Entry(Section):
 class LayerEntry(Section):
     """Columns with a number of each layer, as rows of the view `layers`."""
 
-    metric: Annotated[str, Field(description="a metric of `layers`")]
-    value: Annotated[str, Field(description="a column; {layer} in it stands for the number of a block")]
+    metric: str
+    """a metric of `layers`"""
+    value: str
+    """a column; {layer} in it stands for the number of a block"""
     layer: Annotated[int, Field(ge=0, description="its layer; with {layer}, the number of the first block")] = 1
 
     def fields(self, columns: Collection[str]) -> dict[str, Entry]:
@@ -82,16 +84,21 @@ class LayerEntry(Section):
 
 class TableMap(Section):
     source: Annotated[str, Field(min_length=1, max_length=200, description="whose runs these are, and where they lie")]
-    where: Annotated[str | None, Field(description="rows to take, as a condition over columns")] = None
+    where: str | None = None
+    """rows to take, as a condition over columns"""
     fields: Annotated[dict[str, str | Entry], Field(min_length=1, description="field -> column, arithmetic or entry")]
-    constants: Annotated[dict[str, Scalar], Field(description="field -> its value in every row")] = {}
-    layers: Annotated[list[LayerEntry], Field(description="columns of each layer: metric, value, layer")] = []
-    cluster: Annotated[str | list[str] | None, Field(description="columns that name what rows share")] = None
-    tuned: Annotated[list[str], Field(description="fields of which each configuration takes its best value")] = []
-    objective: Annotated[str, Field(description="what tuning is judged by")] = "val_loss"
-    missing: Annotated[Literal["refuse", "leave_out"], Field(description="what becomes of a row without a value")] = (
-        "refuse"
-    )
+    constants: dict[str, Scalar] = {}
+    """field -> its value in every row"""
+    layers: list[LayerEntry] = []
+    """columns of each layer: metric, value, layer"""
+    cluster: str | list[str] | None = None
+    """columns that name what rows share"""
+    tuned: list[str] = []
+    """fields of which each configuration takes its best value"""
+    objective: str = "val_loss"
+    """what tuning is judged by"""
+    missing: Literal["refuse", "leave_out"] = "refuse"
+    """what becomes of a row without a value"""
 
     @check
     def _check_targets(self) -> None:
