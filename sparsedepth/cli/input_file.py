@@ -12,12 +12,13 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
+from sparsedepth.quantities.quantity import Named
 
 if TYPE_CHECKING:
     from sparsedepth.exchange.start import Start
 
-Input = Path | str | Mapping[str, Any]
-Settings = Iterable[str] | Mapping[str, Any]
+Input = Path | str | Fields
+Settings = Iterable[str] | Fields
 """KEY=VALUE texts, or a mapping."""
 Axes = Iterable[str] | Mapping[str, Iterable[Any]]
 Kind = Literal["run", "sweep", "import"]
@@ -37,11 +38,11 @@ def name_of(file: Input) -> str:
     return "the given mapping" if isinstance(file, Mapping) else str(file)
 
 
-def content_of(file: Input) -> dict[str, Any]:
+def content_of(file: Input) -> Named:
     return dict(file) if isinstance(file, Mapping) else read_extended(Path(file))
 
 
-def read_input(file: Input, expected: Kind) -> dict[str, Any]:
+def read_input(file: Input, expected: Kind) -> Named:
     """The content of a file. Raises ValueError for another kind of file, with the command that takes it."""
     values = content_of(file)
     kind = kind_of(values)
@@ -54,7 +55,7 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
     raise ValueError(f"{name} is {noun} (it has {keys}), not {KINDS[expected][0]}; use: sparsedepth {command} {name}")
 
 
-def kind_of(values: Mapping[str, Any]) -> Kind | None:
+def kind_of(values: Fields) -> Kind | None:
     """The kind of file by its keys; None if no key is known."""
     if all(name in values for name in MAP_KEYS):
         return "import"

@@ -12,7 +12,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
-from sparsedepth.quantities.quantity import Column
+from sparsedepth.quantities.quantity import Column, Named
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text, told_text
@@ -221,7 +221,7 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
+def _scores(result: "MeasurementResult") -> list[Named]:
     """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
     values are null. First the quantities of a run, then metrics with rows only."""
     measured = result.measurements
@@ -251,7 +251,7 @@ def _score(
     name: str,
     value: Any = None,
     interval: tuple[Any, Any] | None = None,
-) -> dict[str, Any]:
+) -> Named:
     """A column of `runs` with value, interval and its rows; or a metric with rows only."""
     layers = [row for row in result.measurements.layers if row["metric"] == metric]
     pairs = [row for row in result.measurements.pairs if row["metric"] == metric]
@@ -277,7 +277,7 @@ def _score(
     return score
 
 
-def _n_tokens(result: "MeasurementResult", column: Column, rows: list[dict[str, Any]]) -> int | None:
+def _n_tokens(result: "MeasurementResult", column: Column, rows: list[Named]) -> int | None:
     """Number of tokens behind a value; None for measures of the weights."""
     if column.measure == "weights":
         return None

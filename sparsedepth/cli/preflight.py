@@ -3,9 +3,11 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from sparsedepth.quantities.quantity import Row
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -19,7 +21,7 @@ MAX_TOKENS = 10**14
 """More than any corpus of text holds."""
 
 
-def warn_of_unlikely_values(values: Iterable[Mapping[str, Any]]) -> None:
+def warn_of_unlikely_values(values: Iterable[Row]) -> None:
     """Warn of a learning rate above 1, and of more tokens than any corpus has."""
     values = list(values)
     rates = [fields["lr"] for fields in values if fields.get("lr", 0) > MAX_LR]
@@ -30,7 +32,7 @@ def warn_of_unlikely_values(values: Iterable[Mapping[str, Any]]) -> None:
         warnings.warn(f"train_tokens={max(tokens):,} is more than any text corpus holds", stacklevel=2)
 
 
-def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None:
+def check_tokenizers(values: Iterable[Row], results: Path) -> None:
     """Raises ValueError for an unavailable tokenizer, before torch is imported. Skipped for an existing results folder,
     which may hold the tokens."""
     from sparsedepth.config.corpus import kind_of
@@ -42,7 +44,7 @@ def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None
             check_reachable(name)
 
 
-def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> None:
+def check_corpora(values: Iterable[Row], results: Path | None) -> None:
     """Raises ValueError for a missing local text folder. Skipped for an existing results folder, which may
     hold the tokens."""
     from sparsedepth.data.sequences import check_files
@@ -52,7 +54,7 @@ def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> 
             check_files(corpus)
 
 
-def field_values(definition: "SweepDefinition") -> Iterable[Mapping[str, Any]]:
+def field_values(definition: "SweepDefinition") -> Iterable[Row]:
     """The values that a sweep gives to run fields; for a range its upper end."""
     from sparsedepth.config.space import Interval
 

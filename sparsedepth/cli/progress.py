@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +17,7 @@ from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.budgets import shared_steps
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
@@ -31,7 +31,7 @@ class Progress:
 
     definition: SweepDefinition
     states: list[RunState]
-    summaries: Mapping[str, Mapping[str, Any]]
+    summaries: Mapping[str, Row]
     """Of the complete runs; empty for one that cannot be read, or was complete before."""
     expected: int
     """Tuning may have extended a grid."""
@@ -77,7 +77,7 @@ class ProgressDisplay:
         self.definition = definition
         self.expected = expected
         self.results = results
-        self.summaries = dict[str, Mapping[str, Any]]()
+        self.summaries = dict[str, Row]()
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.started = self.printed_at = time.monotonic()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sparsedepth.config.mistakes import explain
 from sparsedepth.config.section import Fields
 from sparsedepth.files import read_regular, unreadable
+from sparsedepth.quantities.quantity import Named
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8
@@ -100,7 +101,7 @@ def _parser_message(error: Exception) -> str:
     return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Named:
     """The mapping in a YAML file. Raises ValueError for a missing file, other content, or more than 1 MB."""
     try:
         text = read_regular(path, MAX_BYTES, path.parent).decode()
@@ -115,7 +116,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> Named:
     """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it); `base` is merged
     too. `chain`: the files that extend this one. Raises ValueError for a cycle, or more than MAX_FILES files."""
     if path.resolve() in chain:
@@ -139,7 +140,7 @@ def parse_settings(settings: Iterable[str] | Fields, option: str = "--set") -> F
     """`--set key=value` pairs (from Python also a mapping), each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}."""
     if isinstance(settings, Mapping):
         return dict(settings)
-    parsed: dict[str, Any] = {}
+    parsed: Named = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():

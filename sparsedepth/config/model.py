@@ -22,6 +22,7 @@ from sparsedepth.config.section import (
     check,
     whole_number,
 )
+from sparsedepth.quantities.quantity import Named
 
 SIZE = COMPUTES.acting("shapes")
 STREAM = COMPUTES.acting("shapes", "stream", "start")
@@ -296,7 +297,7 @@ class ModelConfig(Section):
         return self.n_layers if self.norm in ("post", "deepnorm", "keel") else 0
 
 
-def with_derived_sizes(values: Fields) -> dict[str, Any]:
+def with_derived_sizes(values: Fields) -> Named:
     """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those, so that
     every stored run has all sizes."""
     filled = dict(values)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsedepth.config.section import Fields
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import did_you_mean
 
 
@@ -190,7 +191,7 @@ def find(name: str) -> Preset:
     return known[name]
 
 
-def expand(values: Fields) -> dict[str, Any]:
+def expand(values: Fields) -> Named:
     """`values`, with the missing fields of their preset. Raises ValueError for an unknown preset."""
     fields = dict(values)
     name = fields.pop("preset", None)

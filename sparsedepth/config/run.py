@@ -30,6 +30,7 @@ from sparsedepth.config.section import WHOLE, Count, Fields, Fraction, NonNegati
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import did_you_mean
 
 DEFAULTS_VERSION = 1
@@ -206,7 +207,7 @@ class MeasureOnlyConfig(MeasureConfig):
     """context of the measured windows, in tokens"""
 
 
-def _add_preset(schema: dict[str, Any]) -> None:
+def _add_preset(schema: Named) -> None:
     """Add `preset`, a key of run files that expands to fields."""
     schema["properties"]["preset"] = {
         "enum": [*presets.PRESETS, *presets.REMEDIES],
@@ -226,7 +227,7 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         return cls.filled(values) if isinstance(values, dict) else values
 
     @classmethod
-    def filled(cls, values: Fields) -> dict[str, Any]:
+    def filled(cls, values: Fields) -> Named:
         """`values`, unchecked, with the fields of their preset and task, derived ones, and `eod` where it is known."""
         filled = presets.expand(values)
         if kind_of(filled.get("corpus")).packs_documents and filled.get("mask_documents") is None:

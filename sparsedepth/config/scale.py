@@ -6,6 +6,7 @@ from pydantic import model_validator
 
 from sparsedepth.config.section import Count, Positive, Section, Sentence
 from sparsedepth.config.space import Axis, Bounded, Condition, Seeds, Shares, TuneGrid, TuningSeeds, Value, Values
+from sparsedepth.quantities.quantity import Named
 
 Zip = list[dict[str, Values]]
 
@@ -29,11 +30,11 @@ class Scale(Tuned):
     question: Sentence | None = None
     hypothesis: Sentence | None = None
     cost: str = ""
-    base: dict[str, Any] = {}
+    base: Named = {}
     space: dict[str, Axis] | None = None
     zip: Zip | None = None
-    variants: list[dict[str, Any]] | None = None
-    cells: list[dict[str, Any]] | None = None
+    variants: list[Named] | None = None
+    cells: list[Named] | None = None
     exclude: list[Condition] | None = None
     only: dict[str, Condition] | None = None
     branch_at: Shares | None = None

@@ -56,6 +56,7 @@ from sparsedepth.config.space import (
     meets,
     own_seeds,
 )
+from sparsedepth.quantities.quantity import Named
 
 DEFINITION = "sweep.yaml"
 """The definition of the sweep that fills a results folder, in that folder."""
@@ -95,15 +96,15 @@ class SweepDefinition(Tuned):
     """summary columns to optimise; the first ranks and tunes"""
     n_trials: Count | None = None
     """cells to propose; not with sampler grid"""
-    base: dict[str, Any] = {}
+    base: Named = {}
     """RunConfig fields shared by every cell"""
     space: dict[str, Axis] = {}
     """axes that are crossed: a list of values, or {low, high, log, whole} for a sampler"""
     zip: Zip = []
     """axes whose fields move together: [{seq_len: [...], lr: [...]}]"""
-    variants: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{}]
+    variants: Annotated[list[Named], Field(min_length=1)] = [{}]
     """groups of fields that vary together, each crossed with the axes; with `seeds` a group has its own"""
-    cells: list[dict[str, Any]] = []
+    cells: list[Named] = []
     """further cells, listed one by one; with `seeds` a cell has its own"""
     only: dict[str, Condition] = {}
     """axis -> where it applies: {top_k: {n_experts: [4, 8]}}"""
@@ -303,7 +304,7 @@ class SweepDefinition(Tuned):
         values = self._values_of(cell) if self.exclude else {}
         return any(meets(values, condition) for condition in self.exclude)
 
-    def _values_of(self, cell: Fields) -> dict[str, Any]:
+    def _values_of(self, cell: Fields) -> Named:
         """The fields of a cell's run, which need not be valid."""
         defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
         return defaults | RunConfig.filled({**self.base, **cell})

@@ -15,6 +15,7 @@ from sparsedepth.config.role import DATA
 from sparsedepth.config.section import WHOLE, Count, Fields, Section
 from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
+from sparsedepth.quantities.quantity import Named
 
 IGNORED = -100
 """The target of a position without loss, as in F.cross_entropy."""
@@ -77,7 +78,7 @@ def task_name(corpus: Any) -> str | None:
     return corpus_name(corpus).place if kind_of(corpus) is TASK else None
 
 
-def with_task_fields(values: Fields) -> dict[str, Any]:
+def with_task_fields(values: Fields) -> Named:
     """`values` with the task's missing fields, and the vocabulary that it needs."""
     filled = dict(values)
     name = task_name(filled.get("corpus"))

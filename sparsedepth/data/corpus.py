@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.run import DataConfig
 from sparsedepth.files import digest, local_path, open_regular, repository_of, unreadable
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import did_you_mean, one_line, utf8
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _is_array(file: Path) -> bool:
 def _parsed(text: str, place: str) -> Any:
     """The JSON value. Raises ValueError also for a key that is twice in an object: its last value would hide others."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> Named:
         found = dict(pairs)
         if len(found) < len(pairs):
             keys = [key for key, _ in pairs]

@@ -13,10 +13,10 @@ Deviates: the template's lines in the code of 2304.01933 have 16 spaces and a '#
 Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepar
 from sparsedepth.data.sequences import Sequences, Source, shuffled
 from sparsedepth.data.text import TextKind
 from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import utf8
 
 _ALPACA = (
@@ -50,7 +51,7 @@ def pair_texts(config: DataConfig) -> Iterator[str]:
             yield json.dumps(_pair(row, place), ensure_ascii=False)
 
 
-def _pair(row: Mapping[str, Any], place: str) -> Pair:
+def _pair(row: Row, place: str) -> Pair:
     def text(name: str, value: object) -> str:
         if not isinstance(value, str):
             raise ValueError(f"{place} holds {type(value).__name__} in {name!r}, not text")

@@ -32,6 +32,7 @@ from sparsedepth.data.corpus import left_out, local_files
 from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, local_path, locked, sha256, write_json
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import counted
 
 MANIFEST = "manifest.json"
@@ -103,7 +104,7 @@ class CorpusSource(Source):
         return self.corpus.manifest.data_hash
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Named:
         """What a run records; pairs have two ends of documents in the files."""
         return self.corpus.manifest.model_dump(mode="json")
 

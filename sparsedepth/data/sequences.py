@@ -18,6 +18,7 @@ from sparsedepth.config.corpus import TASK, corpus_name
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.quantities.quantity import Named
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +92,7 @@ class Source(Protocol):
         """12 hex digits: equal if and only if the sequences are."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Named:
         """What a run records."""
 
     def batch(self, config: RunConfig, step: int) -> Sequences:

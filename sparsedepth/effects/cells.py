@@ -26,6 +26,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import ByLr, Fit, fit, fit_of
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import unit_of
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
@@ -142,9 +143,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     )  # fmt: skip
 
 
-def _rows(
-    runs: pd.DataFrame, changes: Mapping[str, Mapping[str, Any]], outcome: str, tuned: Sequence[str]
-) -> pd.DataFrame:
+def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: Sequence[str]) -> pd.DataFrame:
     """The columns of `Cells.rows` but the role. A run at a value that tuning rejected in a second field has no row."""
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     loss = loss_of(runs)
@@ -189,7 +188,7 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
     return values.where(runs["outcome"] == "ok")
 
 
-def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def _records(runs: pd.DataFrame) -> dict[str, Named]:
     """cell_id -> its fields, as plain values; None for a field that is no column."""
     first = runs.drop_duplicates("cell_id").reindex(columns=["cell_id", *CELL_FIELDS])
     return {
@@ -198,7 +197,7 @@ def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _settings(runs: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings | None:
+def _settings(runs: pd.DataFrame, records: Mapping[str, Row]) -> Settings | None:
     """Of the configurations with a result; None without any."""
     if result_rows(runs).empty:
         return None
@@ -210,7 +209,7 @@ def _settings(runs: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> S
     return settings_of(configurations)
 
 
-def _changes(settings: Settings | None, record: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(settings: Settings | None, record: Row) -> Named:
     """The fields of a label in which a cell differs from the baseline."""
     names = settings.label_fields if settings else ()
     return {name: record[name] for name in names if settings and record[name] != settings.baseline.knobs[name]}
@@ -224,7 +223,7 @@ def _has_budgets(results: pd.DataFrame, settings: Settings) -> bool:
     return distinct(results, "schedule") == ["wsd"] or not has_own.all()
 
 
-def _one_budget(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def _one_budget(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Row]) -> pd.DataFrame:
     """The runs of each depth at one budget, equal in tokens or in FLOPs: that with a baseline and the most settings, of
     these the largest. Branches of one trunk are no independent runs. `scaling` compares budgets."""
     from scipy.sparse.csgraph import connected_components

@@ -28,6 +28,7 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, Contrast, Fit, contrast_of, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
@@ -146,7 +147,7 @@ def _combinations(cells: Cells, at: Depth) -> list[Row]:
 
 def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellRuns | None, **asked: str) -> Row:
     """A row without its estimate: what was run, its costs relative to the baseline's, and the cost that both share."""
-    fields: dict[str, Any] = _fields(question, side.setting, at.depth) | asked
+    fields: Named = _fields(question, side.setting, at.depth) | asked
     fields["at"] = OWN_LR if cells.field else ""
     for end, each in (("", side), ("_baseline", baseline)):
         if each is not None:
@@ -163,7 +164,7 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
     return Row(fields=fields, unit=cells.unit, sign=sign(cells.outcome))
 
 
-def _fields(question: str, setting: str, depth: int | None) -> dict[str, Any]:
+def _fields(question: str, setting: str, depth: int | None) -> Named:
     fields = {"question": question, "setting": setting, "context": "", "n_layers": depth}
     return dict.fromkeys(COLUMNS) | fields | {"verdict": "not shown", "reason": ""}
 

@@ -3,13 +3,14 @@ would narrow the intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.cells import Cells, distinct
 from sparsedepth.effects.frame import CARRIED_LR, EQUAL_LR, OWN_LR, QUESTIONS
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import lr_text, setting_text
 
@@ -51,10 +52,10 @@ class Listing:
     """What carrying adds to the loss, where it is known."""
     n_hidden: int
     """Effects that are listed in detail alone."""
-    withheld: Mapping[str, list[dict[str, Any]]]
+    withheld: Mapping[str, list[Named]]
     """Reason -> the rows that have it."""
     half_widths: tuple[HalfWidths, ...]
-    turned: list[dict[str, Any]]
+    turned: list[Named]
 
 
 def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listing:
@@ -87,7 +88,7 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
     )
 
 
-def turned_at_own_lr(effects: pd.DataFrame) -> list[dict[str, Any]]:
+def turned_at_own_lr(effects: pd.DataFrame) -> list[Named]:
     """The settings that are shown to lower or raise an outcome at equal lr, and at own lr do the other."""
     turned = effects["estimate"] * effects["estimate_own_lr"] < 0
     shown = effects["verdict"].isin(["lower", "higher"]) & (effects["question"] == "setting")

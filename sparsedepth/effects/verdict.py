@@ -11,12 +11,12 @@ with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr
 
 from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.effects import at_lrs, beyond, more_diverged
 
 BISECTIONS = 28
@@ -114,7 +114,7 @@ class Side:
 class Row:
     """A row of the frame `effects` in the making."""
 
-    fields: dict[str, Any]
+    fields: Named
     contrast: Distribution | None = None
     """None where there is no interval."""
     shared: float = 0.0

@@ -18,7 +18,6 @@ Shapes: D d_model, E experts, F d_expert, V vocabulary."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
 from sparsedepth.model.init import OUTPUTS
 from sparsedepth.probe.hf_types import hf_names
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.export import export_notes
 
 Weights = dict[str, Tensor]
@@ -149,7 +149,7 @@ def _common(config: ModelConfig) -> Fields:
     }
 
 
-def _every_layer(config: ModelConfig) -> dict[str, Any]:
+def _every_layer(config: ModelConfig) -> Named:
     """The same window, or none, in all layers, for families that choose by layer."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return {
@@ -160,7 +160,7 @@ def _every_layer(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gemma2(config: ModelConfig) -> dict[str, Any]:
+def _gemma2(config: ModelConfig) -> Named:
     return {
         "hidden_activation": ACTIVATIONS.get(config.activation),
         "query_pre_attn_scalar": config.d_model // config.n_heads,
@@ -172,7 +172,7 @@ def _gemma2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _experts(config: ModelConfig) -> dict[str, Any]:
+def _experts(config: ModelConfig) -> Named:
     """transformers' balance loss is top_k, not 1, for balanced experts."""
     assert config.top_k is not None
     return {
@@ -184,13 +184,13 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _mixtral(config: ModelConfig) -> dict[str, Any]:
+def _mixtral(config: ModelConfig) -> Named:
     """Its gates are always renormalised."""
     experts = {name: value for name, value in _experts(config).items() if name not in ("num_experts", "norm_topk_prob")}
     return {**experts, "num_local_experts": config.n_experts, "sliding_window": config.sliding_window}
 
 
-def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
+def _qwen_moe(config: ModelConfig) -> Named:
     assert config.d_expert is not None
     shared = {"shared_expert_intermediate_size": config.n_shared_experts * config.d_expert, "qkv_bias": False}
     return {
@@ -204,7 +204,7 @@ def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
+_OWN: dict[str, Callable[[ModelConfig], Named]] = {
     "llama": lambda config: {},
     "mistral": lambda config: {"sliding_window": config.sliding_window},
     "qwen3": _every_layer,

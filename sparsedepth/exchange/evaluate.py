@@ -32,6 +32,7 @@ from sparsedepth.config.load import build
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
 from sparsedepth.words.plain_text import did_you_mean, one_line
@@ -79,7 +80,7 @@ class HarnessTask:
         )
         return [whole, *(whole.model_copy(update={"without": layers}) for layers in without)]
 
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> tuple[dict[str, Any], Hits]:
+    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> tuple[Named, Hits]:
         """What an evaluation says about the scores of the model, or of only its `layers` if given; and its hits.
         `data` is the data folder of its results."""
         from lm_eval import evaluator
@@ -163,7 +164,7 @@ def layers_left(without: str, n_layers: int) -> list[int]:
     raise ValueError(f"--without {without!r} is no range of the {n_layers} layers; write 5, or 5-8, from 1, or all")
 
 
-def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:
+def metric_losses(whole: Hits, without: Hits) -> list[Named]:
     """Rows of each metric's decrease, over the documents that both evaluated."""
     rows = []
     for (metric, filter), hits in without.items():
@@ -212,7 +213,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
     return [HarnessTask(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
 
 
-def _hits(samples: list[dict[str, Any]]) -> Hits:
+def _hits(samples: list[Named]) -> Hits:
     """Hits by document of all metrics that are 0 or 1 per document."""
     values: dict[tuple[str, str], dict[int, float | None]] = {}
     for sample in samples:
@@ -225,7 +226,7 @@ def _hits(samples: list[dict[str, Any]]) -> Hits:
     }
 
 
-def _results(answer: dict[str, Any], task: str, hits: Hits) -> list[dict[str, Any]]:
+def _results(answer: Named, task: str, hits: Hits) -> list[Named]:
     """The harness's 'metric,filter' and 'metric_stderr,filter' entries, with an interval for a share of hits."""
     scores = answer["results"][task]
     rows = []
@@ -241,7 +242,7 @@ def _results(answer: dict[str, Any], task: str, hits: Hits) -> list[dict[str, An
     return rows
 
 
-def row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> dict[str, Any]:
+def row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> Named:
     return {"metric": metric, "filter": filter, "value": value, "stderr": stderr, "higher_is_better": better}
 
 
@@ -250,7 +251,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float | np.number) and math.isfinite(value) else None
 
 
-def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _answer_bits(task: HarnessTask, samples: list[Named]) -> list[Named]:
     """One row if every document has one right answer with a likelihood, else none. The standard error is that of a
     ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m."""
     answers: list[tuple[float, int]] = []

@@ -10,7 +10,6 @@ and is trained as weights: a step of AdamW then changes the gains of layer l sqr
 Start from the run itself if possible."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from sparsedepth.probe.folder import CONFIG
 from sparsedepth.probe.hf_types import hf_names
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import check_reads_text, tokenizer_folder, tokenizer_of
+from sparsedepth.quantities.quantity import Named
 
 FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "allow")
 """Model fields that a run may set differently from its starting model."""
@@ -90,7 +90,7 @@ class Start:
         if reads_text and self.loaded.config is not None:
             fix = "start from a run on text, or train on a task"
             check_reads_text(f"--from {self.loaded.source}", self.loaded.config, fix)
-        filled: dict[str, Any] = {**fixed, **values}
+        filled: Named = {**fixed, **values}
         if self.loaded.config is not None and kind_of(filled.get("corpus")) is TEXT:
             filled.setdefault("mask_documents", self.loaded.config.mask_documents)
         is_masked = kind_of(filled.get("corpus")).packs_documents or filled.get("mask_documents")

@@ -56,9 +56,10 @@ from sparsedepth.measure.bootstrap import (
     ratio,
     shared_resamples,
 )
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Row, Scored, per_position
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.probe.fork import Fork, batches, by_sequence, chunk_size, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities.quantity import Named
 
 MAX_LOGITS = 2**21
 """Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`)."""
@@ -70,7 +71,7 @@ class HeldOutLoss:
     """nat/token, from 0; ln V is guessing"""
     accuracy: BootstrapEstimate
     """share; of equal logits the first counts as the prediction"""
-    by_difficulty: list[Row]
+    by_difficulty: list[Named]
     """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty; none for text"""
     solved: BootstrapEstimate | None
     """None for text"""
@@ -97,7 +98,7 @@ def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
 
 def by_difficulty(
     loss_NT: np.ndarray, correct_NT: np.ndarray, targets_NT: np.ndarray, difficulty_NT: np.ndarray, estimate: Estimator
-) -> tuple[list[Row], BootstrapEstimate]:
+) -> tuple[list[Named], BootstrapEstimate]:
     """The rows and the solved difficulty of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED
     levels_D = np.unique(difficulty_NT[scored_NT])

@@ -42,9 +42,8 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
-from sparsedepth.quantities.quantity import Quantity, Table
+from sparsedepth.quantities.quantity import Named, Quantity, Table
 
-Row = dict[str, Any]
 Summary = dict[str, float | int | None]
 
 
@@ -142,21 +141,21 @@ class Measurements:
     """training steps of the model"""
     summary: Summary = field(default_factory=dict)
     """columns of `runs`"""
-    layers: list[Row] = field(default_factory=list)
+    layers: list[Named] = field(default_factory=list)
     """step, layer, metric, value, n (tokens, matrix entries or attention weights)"""
-    heads: list[Row] = field(default_factory=list)
+    heads: list[Named] = field(default_factory=list)
     """step, layer, head (from 1), metric, value, n (attention weights)"""
-    pairs: list[Row] = field(default_factory=list)
+    pairs: list[Named] = field(default_factory=list)
     """step, layer, other_layer, metric, value, n (tokens)"""
-    tokens: list[Row] = field(default_factory=list)
+    tokens: list[Named] = field(default_factory=list)
     """a sample of tokens: step, sequence, position and the other columns of quantities.TOKENS"""
-    difficulty: list[Row] = field(default_factory=list)
+    difficulty: list[Named] = field(default_factory=list)
     """of a task: step, difficulty, positions, loss, accuracy"""
 
     def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
 
-    def _row(self, metric: str, value: float | None, n: int, **place: int) -> Row:
+    def _row(self, metric: str, value: float | None, n: int, **place: int) -> Named:
         return {"step": self.step, **place, "metric": metric, "value": value, "n": n}
 
     def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
@@ -196,7 +195,7 @@ class Measurements:
         for (layer, other), value in values.items():
             self.pairs.append(self._row(metric, value, n, layer=layer, other_layer=other))
 
-    def tables(self) -> dict[Table, list[Row]]:
+    def tables(self) -> dict[Table, list[Named]]:
         tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
         return {table: getattr(self, table) for table in tables}
 

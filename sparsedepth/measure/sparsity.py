@@ -67,6 +67,7 @@ from sparsedepth.probe.fork import batches, block_inputs, by_sequence, chunk_siz
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities.measured import MATRICES
+from sparsedepth.quantities.quantity import Named
 
 
 def weight_counts(probed: ProbedModel, thresholds: Sequence[float], *, relative: bool) -> dict[str, np.ndarray]:
@@ -159,7 +160,7 @@ def attention_sparsity(
     return values
 
 
-def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> dict[str, Any]:
+def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> Named:
     """By name of the share: the limit below which a weight counts, in a row of so many keys."""
     return {
         **{f"attention_sparsity@{tau:g}": tau for tau in taus},
@@ -172,7 +173,7 @@ def attention_sums(
 ) -> dict[str, Tensor]:
     """By name, sum_BH in fp64 over the rows of each sequence and head."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
-    sums: dict[str, Any] = defaultdict(float)
+    sums: Named = defaultdict(float)
     rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)

@@ -23,9 +23,10 @@ from sparsedepth.measure import (
     variance,
 )
 from sparsedepth.measure.bootstrap import finites
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES, PLUGINS
+from sparsedepth.quantities.quantity import Named
 
 AddRows = Callable[[MeasureContext, Measurements], None]
 
@@ -95,7 +96,7 @@ def measure_run(
     return measurements
 
 
-def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:
+def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Named]:
     """Layer rows of the residual variance on a small fixed batch: one pass, called during training."""
     rows = Measurements(step=step)
     by_layer = variance.variance_by_sequence(probed, tokens_NT).mean(0)

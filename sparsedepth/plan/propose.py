@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from sparsedepth.config.space import Cell, Interval, cell_digest, grid_points
 from sparsedepth.config.sweep import WIDTH, SweepDefinition
 from sparsedepth.files import digest
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.tuning_roles import extended
 
 LARGEST_SIZE = 2**53
@@ -112,12 +113,12 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
     return list(cells.values())
 
 
-def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str, Any] | None:
+def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> Named | None:
     """A random point whose `cell_digest` is not in `tried`; None if there is none, or 1,000 draws found none."""
     axes = axis_distributions(definition)
     rng = random.Random(digest(seed))
     choices = {name: _values(axis) for name, axis in axes.items()}
-    points: Iterable[dict[str, Any]]
+    points: Iterable[Named]
     if all(choices.values()) and math.prod(map(len, choices.values())) <= MAX_POINTS:
         all_points = list(grid_points(choices))
         points = rng.sample(all_points, len(all_points))

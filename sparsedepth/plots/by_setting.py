@@ -35,6 +35,7 @@ from sparsedepth.plots.runs import (
 )
 from sparsedepth.plots.style import GREY, Style, depth_colours, setting_styles
 from sparsedepth.quantities import BY_LAYER, PROFILED
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, SMALL_LOSS, degeneracy, score_rows, sound_layer_metrics
@@ -291,7 +292,7 @@ def history(store: Store) -> Drawing:
     wide = wide[wide["setting"].isin(shown_settings(wide["setting"], MOST))]
     rows = wide.melt(["setting", "x", "seed"], names, "metric").sort_values(["metric", "setting", "x"])
     points = metric_intervals(rows, ["setting", "x"]).rename(columns={"metric": "panel"})
-    look: dict[str, Any] = {"x": "tokens", "x_label": unit.removesuffix("_trained")}
+    look: Named = {"x": "tokens", "x_label": unit.removesuffix("_trained")}
     return lines_drawing(points, [panel_of(name, **look) for name in names])
 
 

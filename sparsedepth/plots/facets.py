@@ -31,7 +31,7 @@ from sparsedepth.plots.style import (
     setting_styles,
 )
 from sparsedepth.quantities import quantity
-from sparsedepth.quantities.quantity import Scale
+from sparsedepth.quantities.quantity import Named, Scale
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 from sparsedepth.words.captions import escaped, folded, means_text, parts_note, point_text
 from sparsedepth.words.scaling import flops_text
@@ -67,7 +67,7 @@ class Panel:
 def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
     """The panel of a quantity of `runs` or by layer: its label and its scale."""
     of = quantity(name)
-    known: dict[str, Any] = {"key": key or name, "y_label": of.axis_label, "scale": of.scale}
+    known: Named = {"key": key or name, "y_label": of.axis_label, "scale": of.scale}
     return Panel(**known | options)
 
 

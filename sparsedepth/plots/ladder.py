@@ -14,6 +14,7 @@ import pandas as pd
 from sparsedepth.plots.facets import FLOPS_LABEL, Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, check_path, write
 from sparsedepth.plots.style import GREY
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.scaling.ladder import LadderLaw, laws_of
 from sparsedepth.scaling.points import BASELINE
 from sparsedepth.scaling.speedup import ladder_of_store
@@ -52,7 +53,7 @@ def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
             if found is not None:
                 rows.append(("multiplier", name, C, *np.exp((found.estimate, *found.interval)).tolist()))
     points = pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi"]).assign(n_seeds=1)
-    look: dict[str, Any] = {"x": "flops", "x_label": FLOPS_LABEL}
+    look: Named = {"x": "flops", "x_label": FLOPS_LABEL}
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1
     kinds = [
         Panel(

@@ -17,6 +17,7 @@ from matplotlib.transforms import Bbox
 
 from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.plots.style import COLUMNS, GREY, PAPER, RC, TALLEST, Style, log_scale
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.captions import escaped, folded
 from sparsedepth.words.formats import to_csv
@@ -73,7 +74,7 @@ def panels(
 
 def line_handle(label: str, style: Style, **look: Any) -> Line2D:
     colour, marker, dashes = style
-    known: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
+    known: Named = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
     return Line2D([], [], label=label, **known | look)
 
 

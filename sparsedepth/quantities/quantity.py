@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 Row = Mapping[str, Any]
 """Values of a row by the names of its columns."""
+Named = dict[str, Any]
+"""Values by their names that may be added to, such as a row in the making."""
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
 OTHER_COLUMNS = """
 run_id cell_id model n_layers d_model n_heads n_kv_heads d_ff activation vocab_size seq_len n_experts top_k d_expert

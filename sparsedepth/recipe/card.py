@@ -6,7 +6,7 @@ Every text about a recipe, on the terminal, in Markdown, above its YAML and in t
 import math
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.effects.effect import Effect
 from sparsedepth.files import parse_json, write_json
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import size_text
 from sparsedepth.words.scaling import multiplier_text
@@ -45,9 +46,9 @@ class Candidate(Section):
     """One setting on top of the baseline: its effect, and why it does not count although it is better or worse."""
 
     effect: Effect
-    values: dict[str, Any]
+    values: Named
     """RunConfig field -> value at the setting, where it differs"""
-    baseline_values: dict[str, Any]
+    baseline_values: Named
     compute: tuple[float, float | None, float | None] | None = None
     """compute of the baseline at the same loss over its own, lo, hi; with three budgets"""
     is_combination: bool = False

@@ -9,7 +9,6 @@ at the two nearest."""
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +22,7 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
 from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.plan.forecast import tokens_needed
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -112,7 +112,7 @@ class Evidence:
             return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
 
 
-def changed_config(config: RunConfig, *changes: Mapping[str, Any]) -> RunConfig:
+def changed_config(config: RunConfig, *changes: Row) -> RunConfig:
     """A configuration with other values of some fields; sizes that are None follow from the others. Raises
     ValueError."""
     values = config.model_dump(mode="json")
@@ -122,7 +122,7 @@ def changed_config(config: RunConfig, *changes: Mapping[str, Any]) -> RunConfig:
     return build(RunConfig, values, "the recipe's configuration")
 
 
-def differing_values(config: RunConfig, baseline: RunConfig, tuned: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def differing_values(config: RunConfig, baseline: RunConfig, tuned: Row) -> tuple[Named, ...]:
     """The fields in which two configurations differ, with the values of either; tuned ones left out."""
     own, other = (each.model_dump(mode="json", exclude={"seed", "allow", *tuned}) for each in (config, baseline))
     names = [name for name in own if own[name] != other[name]]
@@ -170,7 +170,7 @@ def derive(
     return _judged(found, recipe, score_rows(used, objective))
 
 
-def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Mapping[str, Any]]) -> Recipe:
+def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Row]) -> Recipe:
     """The recipe from the effects of its depth, which has a baseline; `scores` are those of all runs used."""
     assert recipe.depth is not None
     nearest, settings = recipe.shown_at[0], found.cells.settings

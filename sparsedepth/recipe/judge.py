@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from scipy.special import ndtr
 
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
 from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
 from sparsedepth.recipe.variants import variant_effects
@@ -234,7 +235,7 @@ def _judged(pairs: Mapping[str, JudgedPair], is_paired: bool) -> tuple[list[Row]
 def _row(pair: JudgedPair) -> Row:
     """A variant without a verdict."""
     own, base = Side(name="the variant", diverged=pair.n_lost[0]), Side(name="the baseline", diverged=pair.n_lost[1])
-    fields: dict[str, Any] = {
+    fields: Named = {
         "setting": pair.name, "budget": pair.budget, "seeds": len(pair.own), "diverged": own.diverged,
         "verdict": "not shown",
         "reason": "no variant has runs of two seeds that differ" if pair.own else "none of its runs has a loss",
@@ -249,13 +250,13 @@ def greatest_of(n: int) -> float:
     return float(np.trapezoid(np.heaviside(x, 0.5) - ndtr(x) ** n, x))
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: Row) -> Named:
     fields = {**row.fields, "verdict": WORDS[row.fields["verdict"]]}
     fields |= {"variant": fields["setting"], "effect": fields["estimate"], "seeds_wanted": _seeds_wanted(fields)}
     return fields | {"reason": fields["reason"] or None, "budget": fields["budget"] or None}
 
 
-def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
+def _seeds_wanted(fields: Named) -> int | None:
     """Seeds of each variant with which an effect as large as this one would be seen; None where it was, or over
     MAX_SEEDS."""
     effect, detectable = fields["estimate"], fields["detectable"]

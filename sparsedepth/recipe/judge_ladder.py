@@ -7,12 +7,12 @@ each is drawn to that of the others."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sparsedepth.effects.verdict import Distribution, adjusted, level_of
 from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.scaling.ladder import BEYOND, SHARED, LadderLaw, laws_of
 from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time
 from sparsedepth.store.query_result import QueryResult
@@ -66,7 +66,7 @@ def judge_ladder(
     )
 
 
-def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> dict[str, Any]:
+def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> Named:
     """The fields of a variant: its worth at all budgets, at both ends and beyond, and in time."""
     lo, hi, above = found.quantiles([ALPHA / 2, 1 - ALPHA / 2, POWER])
     detectable = law.least_shown(level) + above - found.estimate
@@ -75,7 +75,7 @@ def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_
         return {"reason": beyond_law(FARTHEST)}
     C_B = law.ladder.C_N[law.ladder.is_setting_N]
     largest = float(C_B.max())
-    row: dict[str, Any] = {
+    row: Named = {
         "p_drift": None if law.drift is None else law.drift.p,
         "effect": law.difference(found.estimate, largest),
     }

@@ -8,7 +8,7 @@ tested at its largest budget."""
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from scipy.special import stdtr, stdtrit
 
 from sparsedepth.effects.verdict import adjusted
 from sparsedepth.quantities.levels import POWER
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import mean_interval
@@ -68,7 +69,7 @@ def judge_target(
     return TargetJudgement(table.columns, target, QueryResult(columns=COLUMNS, rows=rows), _used(table, known))
 
 
-def _of_variant(name: str, runs: pd.DataFrame, target: float) -> dict[str, Any]:
+def _of_variant(name: str, runs: pd.DataFrame, target: float) -> Named:
     """The fields of a variant without a verdict; p, not yet adjusted, is None where its losses do not differ."""
     loss_S = runs["loss"].to_numpy()
     _, lo, hi = mean_interval(loss_S.tolist())

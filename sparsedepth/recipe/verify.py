@@ -11,7 +11,7 @@ with one of at most 5%. The p-values of the changes are adjusted for their numbe
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -22,6 +22,7 @@ from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import as_records, effects_alone, setting_effects
 from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.card import (
     Candidate,
     Card,
@@ -165,13 +166,13 @@ def _differing(configs: Configs, tuned: Container[str]) -> list[str]:
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
 
 
-def verification_fields(card: Card, n_seeds: int) -> dict[str, Any]:
+def verification_fields(card: Card, n_seeds: int) -> Named:
     changes = " and ".join(change.setting for change in card.recipe.changes)
     question = f"Does {changes} hold on fresh seeds, and is each of it needed?"
     return _sweep_fields(card, configurations(card), "verify", question, n_seeds)
 
 
-def pair_fields(card: Card) -> dict[str, Any]:
+def pair_fields(card: Card) -> Named:
     """The sweep that tests two settings together which were better one by one, for `sparsedepth sweep`."""
     baseline, pair = card.recipe.baseline, card.recipe.untested
     assert baseline is not None and pair is not None
@@ -185,7 +186,7 @@ def pair_fields(card: Card) -> dict[str, Any]:
     return fields
 
 
-def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> dict[str, Any]:
+def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> Named:
     """Shared fields as the sweep's base, differing fields as its cells; lr is tuned again if it was."""
     tune = _tuned_again(card)
     fields = _differing(configs, tune)

@@ -8,13 +8,13 @@ always run to the end. A pruned run is no result: it leaves a reason in its scra
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
 from sparsedepth.files import MARKER
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.checksums import DamagedRun
 
 
@@ -36,7 +36,7 @@ class Pruner:
         self.results = results
         self.pending = list(rule.at)
 
-    def __call__(self, step: int, curves: Sequence[Mapping[str, Any]]) -> None:
+    def __call__(self, step: int, curves: Sequence[Row]) -> None:
         """Compare at each share of the steps that has been reached, once."""
         n_steps = self.config.n_steps
         while self.pending and step >= self.pending[0] * n_steps:

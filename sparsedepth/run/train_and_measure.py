@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.estimate import OBSERVED_TOKENS, Place, fitted
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.run.comparable import check_same_precision, check_same_stream, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.measure_existing_model import measured_model
@@ -54,7 +54,7 @@ class Options:
     stop: Callable[[], bool] = lambda: False
     report: Callable[[str, float, float | None], None] = lambda phase, done, loss: None
     """called with (phase, share of the run done, last training loss)"""
-    prune: Callable[[int, list[dict[str, Any]]], None] = lambda step, curves: None
+    prune: Callable[[int, list[Named]], None] = lambda step, curves: None
     """called with (steps done, rows of the curves); raises PrunedRun to end the run early"""
     stacked_with: tuple[str, ...] = ()
     """run_ids of the other runs of this process's stacked model"""
@@ -258,7 +258,7 @@ class RunJob:
         config = self.config
         observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 
-        def after_step(step: int, curves: list[dict[str, Any]]) -> None:
+        def after_step(step: int, curves: list[Named]) -> None:
             self.options.report("training", TRAINING_SHARE * step / config.n_steps, curves[-1]["train_loss"])
             self.options.prune(step, curves)
 

@@ -20,7 +20,7 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.quantities.quantity import Row
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import (
@@ -159,7 +159,7 @@ def best(
     )
 
 
-def _rows(store: Store, by: str, beside: Sequence[str], depth: int | None, where: str | None) -> list[dict[str, Any]]:
+def _rows(store: Store, by: str, beside: Sequence[str], depth: int | None, where: str | None) -> list[Named]:
     """The runs that are ranked. Raises ValueError where there are none, with the reason, and for numbers of
     plugins of different code."""
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]

@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from sparsedepth.files import atomic_folder, digest, write_text
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import DamagedRun, is_complete
 from sparsedepth.store.packs import Part, find_runs
@@ -60,9 +60,7 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     return _with_tables(folder, segments, part.runs, damaged)
 
 
-def read_columns(
-    results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None
-) -> dict[str, dict[str, Any]]:
+def read_columns(results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None) -> dict[str, Named]:
     """run_id -> some columns of `runs`, of trained runs in a results folder, without a database. Raises as `load`."""
     columns = [*dict.fromkeys(("run_id", "folder", *names))]
     loaded = [rows for part in find_runs([results], damaged) if part.root == results for rows in load(part, damaged)]

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -24,7 +24,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities import IN_RUNS, TASK_SCORE
 from sparsedepth.quantities.measured import MEASURES
-from sparsedepth.quantities.quantity import Table
+from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
@@ -150,8 +150,8 @@ class Store(AbstractContextManager["Store"]):
 
     def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
         """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
-        columns: dict[str, dict[str, Any]] = {}
-        cells: dict[str, dict[str, Any]] = {}
+        columns: dict[str, Named] = {}
+        cells: dict[str, Named] = {}
         for folder in sorted(folder for folder in folders if folder.name == RUNS):
             try:
                 tuning = read_tuning(folder.parent)

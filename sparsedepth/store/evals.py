@@ -7,7 +7,7 @@ or harness makes a new one. Like a run's, the folder is written atomically, has 
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 from pydantic import Field
@@ -16,7 +16,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
-from sparsedepth.quantities.quantity import Column
+from sparsedepth.quantities.quantity import Column, Named
 from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
 from sparsedepth.store.packs import find_groups
 from sparsedepth.store.parquet import arrow_schema, rows_table
@@ -169,7 +169,7 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
     for files in (files for root in roots for files in find_groups(root, FOLDER)):
         evaluation = _parse(files)
         evaluations.setdefault(evaluation.eval_id, evaluation)
-    rows: list[dict[str, Any]] = []
+    rows: list[Named] = []
     for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]

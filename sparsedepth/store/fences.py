@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
-FENCES: dict[str, Any] = {
+from sparsedepth.quantities.quantity import Named
+
+FENCES: Named = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
@@ -127,11 +128,11 @@ def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None]:
         connection.execute("ROLLBACK")
 
 
-def syntax_nodes(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
+def syntax_nodes(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Named]:
     """The nodes of a SELECT's syntax tree, innermost first; nothing is run. Raises ValueError for another statement."""
-    nodes: list[dict[str, Any]] = []
+    nodes: list[Named] = []
 
-    def keep(node: dict[str, Any]) -> dict[str, Any]:
+    def keep(node: Named) -> Named:
         nodes.append(node)
         return node
 
@@ -142,7 +143,7 @@ def syntax_nodes(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[s
     return nodes
 
 
-def refuse_functions(nodes: Iterable[dict[str, Any]], others: Collection[str] = ()) -> None:
+def refuse_functions(nodes: Iterable[Named], others: Collection[str] = ()) -> None:
     """Raises ValueError for a function that is neither in FUNCTIONS nor among `others`."""
     for node in nodes:
         name = node.get("function_name")

@@ -18,6 +18,7 @@ from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Mistakes
 from sparsedepth.files import atomic_folder, json_text, read_regular, write_bytes
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.packs import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS, table_content
@@ -247,7 +248,7 @@ def as_type(value: Any, type: str) -> Scalar | None:
     return float(value)
 
 
-_Row = tuple[ImportedRun, int, dict[str, Any]]
+_Row = tuple[ImportedRun, int, Named]
 """A run, the number of its row in the table, and its known values by field."""
 
 
@@ -270,7 +271,7 @@ def _rows_of(
 
 
 def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes) -> None:
-    contents: list[dict[str, Any]] = []
+    contents: list[Named] = []
     stored = []
     for run, number, known in rows:
         place = f"{RUNS}/{run.run_id}"
@@ -282,7 +283,7 @@ def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text:
         write_pack(aside, read_rows(stored), contents, len(rows))
 
 
-def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
+def _record(run: ImportedRun, known: Row, manifest: Row, folder: Path) -> Files:
     facts = {name: known[name] for name in FACTS if name in known}
     summary = {"outcome": "ok", **{name: known[name] for name in OUTCOMES if name in known}}
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")

@@ -7,9 +7,9 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from sparsedepth.quantities import IN_RUNS
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import counted, visible
 
 PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
@@ -62,7 +62,7 @@ def refuse_other_code(outcome: str, texts: Iterable[str | None]) -> None:
         raise ValueError(visible(f"{outcome} was measured by plugins of different code: {parts}; {fix}"))
 
 
-def _objects(texts: Iterable[str | None]) -> Iterator[dict[str, Any]]:
+def _objects(texts: Iterable[str | None]) -> Iterator[Named]:
     for text in texts:
         with suppress(ValueError, RecursionError):  # a manifest that was not written by us
             if isinstance(values := json.loads(text or "{}"), dict):

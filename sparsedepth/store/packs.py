@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from sparsedepth import __version__
 from sparsedepth.files import MARKER, atomic_folder, read_regular
-from sparsedepth.quantities.quantity import Table
+from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_in, is_complete, parse_marker
 from sparsedepth.store.parquet import file_schema, table_bytes
@@ -89,7 +89,7 @@ class Pack:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.index: dict[str, Any] = self._checked(INDEX, lambda: stored_rows.read_index(folder))
+        self.index: Named = self._checked(INDEX, lambda: stored_rows.read_index(folder))
         runs = self._checked("runs.parquet", lambda: stored_rows.read_runs(folder, self.index))
         keys = [*zip(*(runs[name].to_pylist() for name in ("run_id", "summary_sha256")), strict=True)]
         first = {key: row for row, key in reversed([*enumerate(keys)])}
@@ -283,7 +283,7 @@ def is_whole(results: Path, run_id: str) -> bool:
     return not problem(target) if is_complete(target) else is_complete_run(results, run_id)
 
 
-def read_summary(results: Path, run_id: str) -> dict[str, Any]:
+def read_summary(results: Path, run_id: str) -> Named:
     """A complete run's summary, unverified. Raises DamagedRun if it is not a JSON object, and OSError."""
     folder = run_folder(results, run_id)
     return parse_object(folder, "summary.json", read_file(folder, "summary.json"))
@@ -327,7 +327,7 @@ def pack(results: Path, out: Path) -> int:
     return len(records)
 
 
-def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
+def contents_of(place: str, files: Files) -> Iterator[Named]:
     """The rows of a record in records.parquet: its marker and all files that are not stored apart."""
     yield {"place": place, "name": MARKER, "content": files.marker.content}
     stored_apart = (".parquet", ".safetensors") if place.startswith((f"{RUNS}/", f"{MODELS}/")) else ()
@@ -336,7 +336,7 @@ def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
             yield {"place": place, "name": name, "content": files.read(name)}
 
 
-def write_pack(folder: Path, rows: stored_rows.Rows, contents: list[dict[str, Any]], n_records: int) -> None:
+def write_pack(folder: Path, rows: stored_rows.Rows, contents: list[Named], n_records: int) -> None:
     """Write the tables of a pack: the rows of the views, and the other files of the records."""
     records = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
     stored_rows.write_tables(
@@ -344,7 +344,7 @@ def write_pack(folder: Path, rows: stored_rows.Rows, contents: list[dict[str, An
     )
 
 
-def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:
+def _unfinished(results: Path, places: Collection[str]) -> Iterator[Named]:
     """The files of runs without a result, which say why; of a pack those that it has."""
     contents = open_pack(results).contents if is_pack(results) else {}
     for place in contents:

@@ -5,13 +5,12 @@ import io
 import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from sparsedepth.quantities.quantity import Column, Table
+from sparsedepth.quantities.quantity import Column, Named, Table
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.pages import decoded_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS
@@ -132,7 +131,7 @@ def _text_bytes(values: pa.Array) -> int:
     return pc.call_function("sum", [lengths]).as_py() or 0
 
 
-def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+def rows_table(rows: list[Named], schema: pa.Schema) -> pa.Table:
     """The rows as an Arrow table, by way of JSON: `pyarrow.array` imports pandas, slower than opening a small store."""
     if not rows:
         return empty_table(schema)

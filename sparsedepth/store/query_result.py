@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.quantities.quantity import Named
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -31,7 +33,7 @@ class QueryResult:
     def values(self) -> list[list[Any]]:
         return [[row[index] for row in self.rows] for index in range(len(self.columns))]
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Named]:
         """Each row as a mapping of column to value."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 

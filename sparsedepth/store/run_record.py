@@ -48,7 +48,7 @@ from sparsedepth.files import (
     write_text,
 )
 from sparsedepth.quantities.measured import PLUGINS
-from sparsedepth.quantities.quantity import Row, Table
+from sparsedepth.quantities.quantity import Named, Row, Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
 from sparsedepth.store.parquet import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
@@ -78,8 +78,8 @@ class Record:
     run_id: str
     folder: Path
     subject: Subject
-    summary: dict[str, Any]
-    manifest: dict[str, Any]
+    summary: Named
+    manifest: Named
     contents: Mapping[str, bytes]
     """The files, but for the weights."""
 
@@ -226,7 +226,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _without_nan(values: dict[str, Any]) -> Any:
+def _without_nan(values: Named) -> Any:
     """The JSON object with None for each NaN and Inf in it."""
     return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
@@ -376,7 +376,7 @@ def _parse_yaml(text: str) -> Any:
 _parse_entry = functools.lru_cache(maxsize=10_000)(functools.partial(parse_yaml, source=CONFIG))
 
 
-def parse_object(folder: Path, name: str, content: bytes) -> dict[str, Any]:
+def parse_object(folder: Path, name: str, content: bytes) -> Named:
     """The object in a JSON file, NaN and Inf as None. Raises DamagedRun for anything else."""
     try:
         values = json.loads(content, parse_constant=lambda name: None)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.quantities.quantity import Column, Table
+from sparsedepth.quantities.quantity import Column, Named, Table
 
 TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "difficulty")
 """The tables of many rows per run; `runs` has one row per run."""
@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def stored_fields(subject: object) -> dict[str, Any]:
+def stored_fields(subject: object) -> Named:
     """The fields of RunConfig as columns of `runs` have them; None where a measured model has none."""
     return {name: stored_value(getattr(subject, name, None)) for name in RunConfig.model_fields}
 

@@ -5,9 +5,8 @@ and better in one), and a shortlist to run again with new seeds, because the bes
 pruned seeds has no score: the mean of the surviving seeds is optimistic."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from sparsedepth import quantities
 from sparsedepth.config.space import own_seeds
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.files import write_text
+from sparsedepth.quantities.quantity import Row
 
 FRESH = 5
 """Seeds to run a shortlist with."""
@@ -55,7 +55,7 @@ def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
     return known_C & ~np.any(no_worse_CC & better_CC, axis=0)
 
 
-def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]], out: Path) -> SweepDefinition:
+def rerun_definition(search: SweepDefinition, chosen: Sequence[Row], out: Path) -> SweepDefinition:
     """Write a sweep of these configurations with FRESH new seeds. Raises ValueError if `out` exists."""
     from sparsedepth.config.load import yaml_text
 

@@ -17,11 +17,11 @@ deviation of the last checkpoints of one run; here both are deviations of the sa
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
-from sparsedepth.quantities.quantity import Quantity
+from sparsedepth.quantities.quantity import Named, Quantity
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
@@ -57,7 +57,7 @@ def answer(store: "Store") -> QueryResult:
     first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
     runs = store.frame(f"SELECT * FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
     runs = runs if runs.empty else _longest(runs)
-    rows: list[dict[str, Any]] = []
+    rows: list[Named] = []
     for quantity in [] if runs.empty else _quantities(loss_in(store)):
         if found := _variances(quantity, runs):
             judged = degeneracy(quantity.name, score_rows(runs, quantity.name))
@@ -118,7 +118,7 @@ def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
     return _Variances(len(cells), int(n.sum()), n0, within, between, df_between, df_within)
 
 
-def _row(found: _Variances) -> dict[str, Any]:
+def _row(found: _Variances) -> Named:
     """A quantity's columns but for its name and `degenerate`."""
     noise = math.sqrt(found.within)
     ratio = float(found.between / found.within)

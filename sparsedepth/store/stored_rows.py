@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
-from sparsedepth.quantities.quantity import Row, Table
+from sparsedepth.quantities.quantity import Named, Row, Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
 from sparsedepth.store.parquet import (
     arrow_schema,
@@ -231,7 +231,7 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     return views, content.getvalue()
 
 
-def read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> Named:
     """The index. Raises ValueError or OSError where it is missing or invalid."""
     index = parse_json(read_regular(folder / INDEX))
     if not isinstance(index, dict) or not all(isinstance(index.get(name, {}), dict) for name in ("files", "views")):
@@ -313,7 +313,7 @@ def read_rows(
     stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None, *, with_tables: bool = True
 ) -> Rows:
     """Read and verify records, all files even without tables. Raises DamagedRun, or adds it to the list if given."""
-    runs: list[dict[str, Any]] = []
+    runs: list[Named] = []
     tables = {table: [empty_table(view_schema(table))] for table in (TABLES if with_tables else ())}
     for record in stored:
         with collecting(damaged):
@@ -336,7 +336,7 @@ _KINDS = {
 """Type of a column -> Python type of its values, and their largest magnitude."""
 
 
-def _run_row(run: Record) -> dict[str, Any]:
+def _run_row(run: Record) -> Named:
     """The record as a row of `runs`, without NULL. Raises DamagedRun for a value that does not fit its column."""
     facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
     for name in ("packages", "plugins"):
@@ -354,7 +354,7 @@ def _run_row(run: Record) -> dict[str, Any]:
     return row
 
 
-def _subject_columns(subject: Subject) -> dict[str, Any]:
+def _subject_columns(subject: Subject) -> Named:
     """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
     if isinstance(subject, ImportedRun):
         return {
@@ -370,7 +370,7 @@ def _subject_columns(subject: Subject) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=2048)
-def _cell_columns(cell: RunConfig) -> dict[str, Any]:
+def _cell_columns(cell: RunConfig) -> Named:
     """The columns that all replicates share."""
     return {
         "cell_id": cell.cell_id,
@@ -378,7 +378,7 @@ def _cell_columns(cell: RunConfig) -> dict[str, Any]:
     }
 
 
-def _typed(run: Record, file: str, values: Row) -> dict[str, Any]:
+def _typed(run: Record, file: str, values: Row) -> Named:
     """The values that are not NULL, each in its column's type. Raises DamagedRun."""
     typed = {}
     for name, value in values.items():

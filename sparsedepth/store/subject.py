@@ -1,7 +1,7 @@
 """What a record is of in place of a RunConfig: a model that was only measured, or an imported third-party run."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.section import Count, Mistakes, Section, check
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
+from sparsedepth.quantities.quantity import Named, Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,7 @@ class ImportedRun(Section):
     origin: Annotated[str, Field(min_length=1, description="whose runs these are, as the map names their source")]
     cluster: str | None = None
     """rows that share it are not independent: points of one training run, say"""
-    config: dict[str, Any]
+    config: Named
     """RunConfig fields that the table states; the others: unknown"""
     step: Annotated[int | None, Field(ge=0, description="optimizer steps at a point of a watched training")] = None
 
@@ -116,7 +117,7 @@ def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:
     return tuple(name for name in CHOICES if name in missing and name != "seed")
 
 
-def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
+def buildable(values: Row) -> Named:
     """An imported configuration's known values as RunConfig takes them: in whole sequences and steps, since published
     numbers are rounded otherwise, and the one gate of a token not renormalised to 1 where that is unknown. How they
     were measured is left out."""

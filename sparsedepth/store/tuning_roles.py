@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.space import grid_points
-from sparsedepth.quantities.quantity import Row
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
     return runs[runs["model"].isna()] if "model" in runs.columns else runs
 
 
-def earlier_points(points: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def earlier_points(points: Sequence[Row]) -> dict[str, Named]:
     """run_id -> it and its role, of the points of watched trainings (their run_id, cluster, n_layers, steps and
     tokens_trained) that are not compared."""
     by_depth = defaultdict[int, defaultdict[str, dict[int, str]]](lambda: defaultdict(dict))
@@ -130,7 +130,7 @@ def read_tuning(results: Path) -> Tuning | None:
     )
 
 
-def tuning_columns(tuning: Tuning, runs: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def tuning_columns(tuning: Tuning, runs: Sequence[Row]) -> dict[str, Named]:
     """run_id -> it and its TUNING_COLUMNS, from the runs of a results folder; none where only one value was run."""
     groups = defaultdict(list)
     configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))

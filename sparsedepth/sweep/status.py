@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import SweepDefinition, readable_definition
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
 from sparsedepth.store.cache import read_columns
@@ -199,12 +200,12 @@ class _FolderRows:
     definition: SweepDefinition | None
     objective: str
     objectives: Sequence[str]
-    rows: dict[str, dict[str, Any]]
+    rows: dict[str, Named]
     losses: dict[str, float]
     problems: dict[str, str]
     """of each damaged run"""
 
-    def results(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    def results(self, rows: Iterable[Named]) -> list[Named]:
         """The rows of result seeds."""
         definition = self.definition
         tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds} if definition else set()

@@ -13,9 +13,9 @@ Proposals without any run (infeasible ones) leave no folder, and are proposed ag
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -272,7 +272,7 @@ class Queue:
         )
 
 
-ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
+ConfigAndSummary = tuple[RunConfig, Fields | None]
 """A run and its summary; None if it was pruned."""
 
 
@@ -344,7 +344,7 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
             raise RepeatError
 
 
-def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> list[float]:
+def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Fields]) -> list[float]:
     """The objectives' means over the seeds, also stored with the trial. Raises TrialPruned if one has no value."""
     means = means_of(definition, summaries)
     for name, mean in means.items():
@@ -355,7 +355,7 @@ def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Seque
     return [means[name] for name in definition.objectives]
 
 
-def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def means_of(definition: SweepDefinition, summaries: Sequence[Fields]) -> dict[str, float]:
     """The mean over the runs of each objective and SHOWN quantity of which every run has a value."""
     means = {}
     for name in dict.fromkeys((*definition.objectives, *SHOWN)):

@@ -12,7 +12,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparsedepth import files
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.checkpoint_files import checkpoint_files
 from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
@@ -33,8 +33,8 @@ class Position:
 
     step: int
     """optimiser steps done"""
-    curves: list[dict[str, Any]]
-    observations: list[dict[str, Any]]
+    curves: list[Named]
+    observations: list[Named]
     seconds: float = 0.0
     """of training so far, in all its processes"""
     precision: str | None = None

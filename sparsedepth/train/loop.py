@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.train import checkpoint
 from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture
 from sparsedepth.train.devices import ALONE, Devices, full_tensor
@@ -36,11 +37,10 @@ from sparsedepth.train.runtime import Runtime, choose_attention_backends, compil
 
 Result = TypeVar("Result")
 
-Row = dict[str, Any]
-Observe = Callable[[Decoder, int], list[Row]]
+Observe = Callable[[Decoder, int], list[Named]]
 """(model, step) -> rows; called before the first step, and every observe_every steps but the last."""
 Clock = Callable[[], float]
-Progress = Callable[[int, list[Row]], None]
+Progress = Callable[[int, list[Named]], None]
 """(steps done, curves); called after each step."""
 
 
@@ -56,8 +56,8 @@ class TrainingResult:
     diverged_step: int | None
     diverged_cause: str | None
     steps: int
-    curves: list[Row]
-    observations: list[Row]
+    curves: list[Named]
+    observations: list[Named]
     earlier_seconds: float = 0.0
     """training time of earlier processes, up to the checkpoint that this one continued from"""
     captured_steps: int = 0
@@ -127,8 +127,8 @@ class TrainingState:
         self.captured = self.capture(self.optimizer) if runtime.cuda_graph else None
         self.step = self.logged_step = 0
         self.logged_at = time.perf_counter()
-        self.curves: list[Row] = []
-        self.observations: list[Row] = []
+        self.curves: list[Named] = []
+        self.observations: list[Named] = []
         self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, on the device until logged
         self.diverged: tuple[int, str] | None = None
         self.save_seconds = 0.0

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig, TrainConfig
+from sparsedepth.quantities.quantity import Named
 
 MOMENTUM = 0.95
 """of Muon (2502.16982)"""
@@ -75,7 +76,7 @@ class BatchedMuon(torch.optim.Muon):
             self.step_group(group)
 
     @torch.no_grad()
-    def step_group(self, group: dict[str, Any]) -> None:
+    def step_group(self, group: Named) -> None:
         """One step of a group: momentum, decay, then the matrices of each shape in batches."""
         weights: list[Tensor] = []
         grads: list[Tensor] = []
@@ -106,7 +107,7 @@ class CombinedOptimizer:
     def __init__(self, *optimizers: "AnyOptimizer"):
         self.optimizers = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self.state: Mapping[Tensor, dict[str, Any]] = {
+        self.state: Mapping[Tensor, Named] = {
             parameter: optimizer.state[parameter]
             for optimizer in optimizers
             for group in optimizer.param_groups

@@ -18,6 +18,7 @@ from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
 from sparsedepth.probe.hf_types import ENCODERS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import TokenArrays
+from sparsedepth.quantities.quantity import Named
 
 NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "gradients"})
 NEEDS_HEAD = frozenset({"lens", "gradients", "released_code"})
@@ -42,7 +43,7 @@ class Adapted:
     """without the wrappers of compilation and data parallelism"""
     probed: ProbedModel
     tokens: TokenArrays
-    fields: dict[str, Any]
+    fields: Named
     """of RunConfig, as far as the model tells"""
     n_params: int
     is_sharded: bool
@@ -243,7 +244,7 @@ def _of_rows(
     if targets is not None and len(targets) != len(inputs):
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets; give one target for each input")
     kind, path = getattr(getattr(module, "config", None), "model_type", None), names.layers
-    given: dict[str, Any] = {"inputs": inputs.cpu(), "targets": targets if targets is None else targets.cpu()}
+    given: Named = {"inputs": inputs.cpu(), "targets": targets if targets is None else targets.cpu()}
     if path is None and kind in ENCODERS:
         from sparsedepth.probe.hf_adapter import ProbedEncoder
 
@@ -259,7 +260,7 @@ def _of_rows(
     return probed, _halves(Sequences(inputs=row_NT, targets=row_NT), measures)
 
 
-def _fields(module: nn.Module, probed: ProbedModel) -> dict[str, Any]:
+def _fields(module: nn.Module, probed: ProbedModel) -> Named:
     """What is known of the model as fields of RunConfig."""
     config = getattr(module, "config", None)
     if isinstance(config, ModelConfig):

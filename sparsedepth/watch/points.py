@@ -15,7 +15,7 @@ from sparsedepth.config.load import build
 from sparsedepth.files import write_json
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.probe.folder import read_json
-from sparsedepth.quantities.quantity import Table
+from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
@@ -32,14 +32,14 @@ class Training:
     """What is known of a watched training: the same at all its points."""
 
     name: str
-    fields: dict[str, Any]
+    fields: Named
     """of RunConfig: those of the model, the settings, the seed"""
     tokens_per_step: int | None
     n_params: int
     data_hash: str
     """of the tokens that are measured"""
 
-    def run_at(self, step: int, measured: dict[str, Any]) -> ImportedRun:
+    def run_at(self, step: int, measured: Named) -> ImportedRun:
         """The record's subject. Raises ValueError for settings that no run can have."""
         tokens = {} if not (step and self.tokens_per_step) else {"train_tokens": step * self.tokens_per_step}
         values = {
@@ -50,7 +50,7 @@ class Training:
         }
         return build(ImportedRun, values, f"settings of {self.name!r}")
 
-    def summary_at(self, step: int, found: Measurements) -> dict[str, Any]:
+    def summary_at(self, step: int, found: Measurements) -> Named:
         has_diverged = any(row["metric"] == "residual_variance" and row["value"] is None for row in found.layers)
         ended = {"diverged_step": step, "diverged_cause": "the stream is not finite"} if has_diverged else {}
         tokens = None if self.tokens_per_step is None else step * self.tokens_per_step
@@ -84,7 +84,7 @@ class Points:
                 f"{training.name!r} in {str(out)!r} is another training ({told}); give another name or out"
             )
 
-    def _stored(self) -> dict[str, Any]:
+    def _stored(self) -> Named:
         if not self._file.exists():
             return {}
         return read_json(self._file)
@@ -93,13 +93,13 @@ class Points:
         self.stored = {**self.stored, **facts}
         write_json(self._file, self.stored)
 
-    def has(self, step: int, measured: dict[str, Any]) -> bool:
+    def has(self, step: int, measured: Named) -> bool:
         return is_complete(run_folder(self.out, self.training.run_at(step, measured).run_id))
 
     def write(
         self,
         step: int,
-        measured: dict[str, Any],
+        measured: Named,
         found: Measurements,
         seconds: float,
         device: str,
@@ -114,5 +114,5 @@ class Points:
             "measuring_seconds": round(seconds, 3),
             **facts,
         }
-        tables: dict[Table, list[dict[str, Any]]] = found.tables()
+        tables: dict[Table, list[Named]] = found.tables()
         return save_imported(self.out, run, self.training.summary_at(step, found), manifest, tables)

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from sparsedepth.config.run import MeasureOnlyConfig, RunConfig, measures_named
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.any_module import Loss
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.run.comparable import check_enough_to_fit
 from sparsedepth.watch.adapt import Adapted, Names, adapt, check_weights, is_compiled, original
 from sparsedepth.watch.points import N_SEQUENCES, Points, Training
@@ -123,7 +124,7 @@ class Watch:
         counts = {"val_tokens": scored, "measure_tokens": scored, "fit_tokens": fit, "seq_len": tokens.seq_len}
         return MeasureOnlyConfig.model_validate({**counts, "measures": measures or self.measures})
 
-    def _measured(self) -> dict[str, Any]:
+    def _measured(self) -> Named:
         config = self._config()
         return {name: getattr(config, name) for name in ("measure_tokens", "fit_tokens")}
 
@@ -177,7 +178,7 @@ def watch(
     out: Path | str | None = "results/watched",
     name: str = "run",
     seed: int | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Row | None = None,
     tokens_per_step: int | None = None,
     measures: Sequence[str] | str = DEFAULT_MEASURES,
     layers: str | None = None,

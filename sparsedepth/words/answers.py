@@ -1,10 +1,11 @@
 """The answers on top of the report, a line for each question: a sentence, its numbers, and the figure with them."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.words.effects import interval_text, second_look_lines
 from sparsedepth.words.judge import ends_text, place_text, time_text, worth_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of
@@ -75,7 +76,7 @@ def depth_line(answer: "Answer") -> Line:
 OF_A_LADDER = ("What is it worth?", "Does that change with size?", "And beyond these sizes?", "At what cost?")
 
 
-def ladder_line(question: str, record: Mapping[str, Any]) -> Line:
+def ladder_line(question: str, record: Row) -> Line:
     """On a setting of one run at each budget, as `judge` has it."""
     p, drift = record["p_adjusted"], record["p_drift"]
     verdict = record["verdict"] if p is None else f"{record['verdict']}, adjusted p {p:.2g}"
@@ -132,18 +133,18 @@ def cost_line(card: "Card") -> Line:
     return line._replace(effect=effect, verdict=verdict, basis="equal loss, one law over all budgets")
 
 
-def _rows(answer: "Answer") -> list[dict[str, Any]]:
+def _rows(answer: "Answer") -> list[Named]:
     """Those with an estimate; a column that is NULL in all rows is absent."""
     rows = [{"lo": None, "hi": None, **row} for row in answer.rows.records()]
     return [row for row in rows if row.get("estimate") is not None]
 
 
-def _verdict_text(row: Mapping[str, Any]) -> str:
+def _verdict_text(row: Row) -> str:
     p = "" if row.get("p_adjusted") is None else f", adjusted p {row['p_adjusted']:.2g}"
     return "; ".join([f"{row['verdict']}{p}", *second_look_lines(row)])
 
 
-def _basis_text(row: Mapping[str, Any]) -> str:
+def _basis_text(row: Row) -> str:
     """'equal tokens, at equal lr, 6 seeds'"""
     basis, at, seeds = row.get("basis"), row.get("at"), row.get("seeds")
     basis = {"none": "no cost in common", "flops": "equal FLOPs"}.get(str(basis), f"equal {basis}")
@@ -176,7 +177,7 @@ OF_A_RUN = {
 """Question -> the quantity that answers it, and the answer."""
 
 
-def run_line(question: str, run: Mapping[str, Any], loss: str) -> Line:
+def run_line(question: str, run: Row, loss: str) -> Line:
     """Of a folder with one run alone, or one measured model."""
     name, text = OF_A_RUN[question]
     name = loss if name == "val_loss" else name

@@ -3,9 +3,10 @@
 import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
@@ -63,7 +64,7 @@ def title_of_pairs(metric: str) -> str:
     return BY_PAIR[metric].axis_label.replace("\n", " ")
 
 
-def lr_change(row: Mapping[str, Any]) -> str:
+def lr_change(row: Row) -> str:
     """'0.003 → 0.006', baseline first; '' unless the sides have different tuned lr."""
     before = row["lr_baseline"]
     after = row["lr"]
@@ -105,19 +106,19 @@ def same_note(names: Sequence[str]) -> str:
     return f" Not drawn, as it is the same everywhere: {', '.join(names)}." if names else ""
 
 
-def point_text(panel: "Panel", row: Mapping[str, Any]) -> str:
+def point_text(panel: "Panel", row: Row) -> str:
     """'n_layers 12: validation loss (nat/token) 0.531 (0.39 to 0.67), 3 seeds'"""
     label = panel.y_label.replace("\n", " ")
     ends = f" ({row['lo']:.4g} to {row['hi']:.4g})" if row["lo"] == row["lo"] else ""
     return f"{panel.x_label} {row['x']:.4g}: {label} {row['mean']:.4g}{ends}, {counted(int(row['n_seeds']), 'seed')}"
 
 
-def run_text(row: Mapping[str, Any], x: str, y: str) -> str:
+def run_text(row: Row, x: str, y: str) -> str:
     """'weight_decay=0.1: weight_sparsity 0.12, val_loss 1.23'"""
     return f"{row.get('setting', '')}: {x} {row[x]:.4g}, {y} {row[y]:.4g}".removeprefix(": ")
 
 
-def effect_mark(row: Mapping[str, Any], has_ratios: bool) -> str:
+def effect_mark(row: Row, has_ratios: bool) -> str:
     """'depth_scale=lns: ×0.61 (0.4 to 0.9), lower'; ends are those drawn."""
     ends = f" ({row['lo']:.3g} to {row['hi']:.3g})" if row["lo"] == row["lo"] else ""
     return f"{row['setting']}: {'×' * has_ratios}{row['estimate']:.3g}{ends}, {row['verdict']}"

@@ -1,15 +1,16 @@
 """How configurations differ from the baseline (`store.setting`)."""
 
-from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container
+from typing import TYPE_CHECKING
 
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.values import assignment, readable
 
 if TYPE_CHECKING:
     from sparsedepth.store.setting import Progress, Settings
 
 
-def setting_label(settings: "Settings", knobs: Mapping[str, Any]) -> str:
+def setting_label(settings: "Settings", knobs: Row) -> str:
     """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does. The budget
     is named in each: 'baseline, train_tokens=6400'."""
     named = {name: knobs[name] for name in settings.label_fields if name in knobs}

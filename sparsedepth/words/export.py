@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
+from sparsedepth.quantities.quantity import Row
 
 if TYPE_CHECKING:
     from sparsedepth.config.model import ModelConfig
@@ -87,7 +88,7 @@ def export_notes(config: "ModelConfig", family: str, has_pairs: bool) -> tuple[s
     return tuple(note for applies, note in folded if applies)
 
 
-def _lines(values: Mapping[str, Any]) -> str:
+def _lines(values: Row) -> str:
     """`name: value` lines with JSON values, valid as YAML 1.1 (which reads 1e-06 as text)."""
     lines = []
     for name, value in values.items():
@@ -102,7 +103,7 @@ def _fenced(language: str, text: str) -> str:
     return f"```{language}\n{text}\n```"
 
 
-def _scores(summary: Mapping[str, Any]) -> str:
+def _scores(summary: Row) -> str:
     rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
     for column, value, ends in quantities.with_intervals(summary):
         if not isinstance(value, bool | str):

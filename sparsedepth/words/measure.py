@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities import with_intervals
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import duration, wrapped
 from sparsedepth.words.price import size
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from sparsedepth.store.evals import Evaluation, Result
 
 
-def summary_text(summary: Mapping[str, Any]) -> str:
+def summary_text(summary: Row) -> str:
     """A line per quantity: name, value, unit, interval."""
     rows = list(with_intervals(summary))
     width = max((len(column.name) for column, _, _ in rows), default=0)

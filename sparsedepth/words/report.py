@@ -1,9 +1,10 @@
 """Words of the report and of the questions on variance and depth: their answers, and the findings in sentences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA, POWER
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.best import degenerate_text
 from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
@@ -74,8 +75,8 @@ def variance_sentence(variance: "pd.DataFrame") -> str:
 
 def variance_notes(
     cells: "Cells",
-    turned: Sequence[Mapping[str, Any]],
-    looks: Sequence[Mapping[str, Any]],
+    turned: Sequence[Row],
+    looks: Sequence[Row],
     caution: str,
     n_more: int,
 ) -> tuple[str, ...]:

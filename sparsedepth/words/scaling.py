@@ -2,10 +2,11 @@
 is worth in compute."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
@@ -27,7 +28,7 @@ def flops_text(flops: float) -> str:
     return f"{flops:.2g}".replace("e+", "e")
 
 
-def carry_lines(found: "Sequence[Carried]", at: Mapping[str, Any]) -> list[str]:
+def carry_lines(found: "Sequence[Carried]", at: Row) -> list[str]:
     """What carrying lr costs each setting, and the line of a definition that states it."""
     shape = ", ".join(assignment(*each) for each in at.items())
     lines = [
@@ -277,7 +278,7 @@ def drift_word(first: float, last: float) -> str:
     return "fading" if abs(math.log(last)) < abs(math.log(first)) else "growing"
 
 
-def worth_sentence(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+def worth_sentence(first: Row, last: Row) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
     rows of the smallest and the largest budget."""
     depth = "" if last["n_layers"] is None else f"n_layers={last['n_layers']}, "
@@ -300,7 +301,7 @@ def worth_sentence(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (text, last["reason"])))
 
 
-def _worth_text(row: Mapping[str, Any], of: str = "") -> str:
+def _worth_text(row: Row, of: str = "") -> str:
     return multiplier_text(row["multiplier"], row["lo"], row["hi"], of)
 
 

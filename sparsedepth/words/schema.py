@@ -1,10 +1,9 @@
 """The fields of a configuration: `schema`."""
 
-from collections.abc import Mapping
-from typing import Any
+from sparsedepth.quantities.quantity import Row
 
 
-def type_text(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+def type_text(field: Row, definitions: Row) -> str:
     """A field's type: 'int or null', 'pre | post', 'list of float'."""
     if "$ref" in field:
         return type_text(definitions[field["$ref"].rpartition("/")[2]], definitions)

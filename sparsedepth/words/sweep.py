@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
+from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted, visible
 from sparsedepth.words.values import assignment
 
@@ -110,7 +111,7 @@ def probe_text(probe: "Probe", results: "Path", python: str) -> str:
     return texts.get(probe.code, f"the probe task on {node} ended {state.lower()} (exit code {probe.code})")
 
 
-def run_text(values: Mapping[str, Any]) -> str:
+def run_text(values: Row) -> str:
     """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0'."""
     texts = (
         f"{name}={value:.4g}"

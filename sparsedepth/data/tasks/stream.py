@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from sparsedepth.data.sequences import Counted, Sequences, Source, check_one_seq
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
+from sparsedepth.quantities.quantity import Named
 
 FORMAT = 1
 """Increased when the same configuration would give other sequences than before."""
@@ -57,7 +57,7 @@ class TaskSource(Source):
         return cls(config)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Named:
         """What a run records: the task's fields."""
         return {"corpus": f"task:{self._name}", **self._fields, "format": FORMAT, "numpy": np.__version__}
 
