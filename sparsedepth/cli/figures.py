@@ -46,7 +46,6 @@ class PlotCommand(option.FolderOptions):
         from sparsedepth.plots.draw import draw
         from sparsedepth.plots.page import FORMATS
         from sparsedepth.plots.runs import Selection
-        from sparsedepth.store.connection import open_store
 
         out = None if self.out is None else option.path(self.out)
         format = self.format
@@ -59,7 +58,7 @@ class PlotCommand(option.FolderOptions):
         except ValueError:
             raise ValueError(f"--depths {self.depths!r} are no numbers of layers; give them as 4,12") from None
         asked = (self.figure, out, self.run, format or "png", self.style)
-        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+        with self.open() as store:
             if self.figure != "all":
                 return draw(store, *asked, columns=self.columns, only=only)
             with bar("figures") as progress:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparsedepth.cli.input_file import Axes, Input, Settings
+    from sparsedepth.store.connection import Store
 
     Folder = ModelName = Path | str
     FolderList = Folder | Sequence[Folder]
@@ -92,8 +93,7 @@ def path(out: Path | str) -> Path:
 Out = Annotated[Folder, typer.Option("-o", "--out", help="results folder; created if missing")]
 Objective = Annotated[str, typer.Option("--objective", "--by", help="quantity to improve")]
 RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
-FOLDERS = typer.Argument(metavar="DIR...", help="results folders, or run folders")
-Folders = Annotated[FolderList, FOLDERS]
+Folders = Annotated[FolderList, typer.Argument(metavar="DIR...", help="results folders, or run folders")]
 Format = Annotated[
     str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
@@ -115,6 +115,12 @@ class FolderOptions:
     @property
     def paths(self) -> list[Path]:
         return [Path(self.folders)] if isinstance(self.folders, str | Path) else [*map(Path, self.folders)]
+
+    def open(self, time_limit: float = 60.0) -> "Store":
+        """The runs that are read; `time_limit`: seconds of a query."""
+        from sparsedepth.store.connection import open_store
+
+        return open_store(*self.paths, time_limit=time_limit, skip_damaged=self.skip_damaged)
 
 
 @dataclass(frozen=True)

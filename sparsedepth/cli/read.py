@@ -108,9 +108,7 @@ class SqlCommand(option.FolderOptions):
     timeout: float = 60.0
 
     def compute(self) -> QueryResult:
-        from sparsedepth.store.connection import open_store
-
-        with open_store(*self.paths, time_limit=self.timeout, skip_damaged=self.skip_damaged) as store:
+        with self.open(self.timeout) as store:
             return store.sql(self.sql)
 
 
@@ -126,9 +124,8 @@ class AskCommand(option.FolderOptions):
     def compute(self) -> "Answer | QueryResult":
         from sparsedepth.report.answers import answer
         from sparsedepth.store import saved_queries
-        from sparsedepth.store.connection import open_store
 
-        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+        with self.open() as store:
             if self.question in saved_queries.FROM_EFFECTS:
                 return answer(store, self.question)
             return saved_queries.ask(store, self.question)
@@ -182,9 +179,8 @@ class BestCommand(option.FolderOptions):
     def ranking(self) -> "Ranking":
         """The configurations, by rank."""
         from sparsedepth.store.best import best as rank
-        from sparsedepth.store.connection import open_store
 
-        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+        with self.open() as store:
             return rank(store, None if self.by == "loss" else self.by, self.depth, self.top, self.where)
 
     def compute(self) -> "pd.DataFrame":
@@ -258,9 +254,7 @@ class EffectsCommand(option.FolderOptions):
     detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False
 
     def compute(self) -> QueryResult:
-        from sparsedepth.store.connection import open_store
-
-        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+        with self.open() as store:
             found = _effects(store, self, is_text=False)
         assert isinstance(found, QueryResult)
         return found
@@ -271,10 +265,8 @@ def effects(given: EffectsCommand, format: option.Format = None, out: option.Out
     """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
 
     For a search: the importance of each axis to each objective, and its values among the best proposals."""
-    from sparsedepth.store.connection import open_store
-
     format = choose_format(format, out)
-    with open_store(*given.paths, skip_damaged=given.skip_damaged) as store:
+    with given.open() as store:
         found = _effects(store, given, is_text=format == "table", for_grep=out is not None or not sys.stdout.isatty())
     write(found if isinstance(found, bytes) else encode(found, format), out)
 

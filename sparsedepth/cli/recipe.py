@@ -64,7 +64,6 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.recipe.files import write_recipe
         from sparsedepth.scaling.speedup import worth
         from sparsedepth.store.comparable_loss import loss_in
-        from sparsedepth.store.connection import open_store
         from sparsedepth.store.packs import no_run_text
         from sparsedepth.store.search import search_of
         from sparsedepth.store.setting import pending
@@ -78,7 +77,7 @@ class RecipeCommand(option.FolderOptions):
                 raise ValueError(f"-o {str(out)!r} must end in .yaml: a recipe is a run configuration in YAML")
             if out.exists() and not card_path(out).exists():
                 raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
-        with open_store(*paths, skip_damaged=self.skip_damaged) as store:
+        with self.open() as store:
             search = search_of(store.roots)
             objective = loss_in(store) if self.objective == "loss" else rankable(self.objective).name
             runs = read_runs(store, objective)

@@ -122,12 +122,8 @@ def plot(
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
 
-def depth(
-    folders: Annotated[list[Path], option.FOLDERS],
-    format: option.Format = None,
-    out: option.OutFile = None,
-    skip_damaged: option.SkipDamaged = False,
-) -> None:
+@option.command
+def depth(given: option.FolderOptions, format: option.Format = None, out: option.OutFile = None) -> None:
     """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
 
     Of a ladder of shapes, one run each of many widths and depths: the best depth per width at each budget. The figure
@@ -135,11 +131,10 @@ def depth(
     from sparsedepth.scaling.crossover import crossover_table, crossovers
     from sparsedepth.scaling.points import budget_cells
     from sparsedepth.scaling.shapes import shapes_answer
-    from sparsedepth.store.connection import open_store
     from sparsedepth.words.scaling import crossover_lines, shapes_lines
 
     format = choose_format(format, out)
-    with open_store(*folders, skip_damaged=skip_damaged) as store:
+    with given.open() as store:
         shapes = shapes_answer(store)
         found = [] if shapes and shapes.decides else crossovers(budget_cells(store))
     lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else [])]
@@ -147,24 +142,23 @@ def depth(
     write(wrapped(lines).encode() if format == "table" else encode(table, format), out)
 
 
+@option.command
 def carry(
-    folders: Annotated[list[Path], option.FOLDERS],
+    given: option.FolderOptions,
     at: Annotated[list[str], typer.Option(help="shape whose lr is carried: --at n_layers=6; repeatable")],
     format: option.Format = None,
     out: option.OutFile = None,
-    skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Measure what carrying lr from one shape to the others adds to the loss, in runs tuned at every shape."""
     from sparsedepth.config.load import parse_settings
     from sparsedepth.effects.cells import read_runs
     from sparsedepth.scaling.carry import carry_of, carry_table
     from sparsedepth.store.comparable_loss import loss_of
-    from sparsedepth.store.connection import open_store
     from sparsedepth.words.scaling import carry_lines
 
     format = choose_format(format, out)
     shape = parse_settings(at, "--at")
-    with open_store(*folders, skip_damaged=skip_damaged) as store:
+    with given.open() as store:
         runs = read_runs(store, "val_loss")
     found = carry_of(runs, loss_of(runs), shape)
     table = carry_table(found)

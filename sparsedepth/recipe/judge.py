@@ -147,7 +147,7 @@ def _table(rows: Sequence[Row], baseline: str) -> QueryResult:
     """The lowest effect first, variants without a loss last."""
     records = [_record(row) | {"baseline": baseline} for row in rows]
     records.sort(key=lambda record: (record["effect"] is None, record["effect"]))
-    return QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in records))
+    return QueryResult.of_records(records, COLUMNS)
 
 
 def _used(table: TableRuns, pairs: Mapping[str, "JudgedPair"]) -> str:

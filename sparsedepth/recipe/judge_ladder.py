@@ -61,9 +61,7 @@ def judge_ladder(
             row |= _row(laws[name], judged_by[name], p_adjusted[name], level, log_speeds.get(name, np.array([])))
         rows.append(row)
     rows.sort(key=lambda row: -math.inf if row["multiplier"] is None else row["multiplier"], reverse=True)
-    return JudgedLadder(
-        table=QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows)), laws=laws
-    )
+    return JudgedLadder(table=QueryResult.of_records(rows, COLUMNS), laws=laws)
 
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> Named:

@@ -65,8 +65,7 @@ def judge_target(
         if p < RECORD:
             record["seeds_wanted"] = None
     shown = [record for record in records if variant in (None, record["variant"])]
-    rows = tuple(tuple(record[name] for name in COLUMNS) for record in shown)
-    return TargetJudgement(table.columns, target, QueryResult(columns=COLUMNS, rows=rows), _used(table, known))
+    return TargetJudgement(table.columns, target, QueryResult.of_records(shown, COLUMNS), _used(table, known))
 
 
 def _of_variant(name: str, runs: pd.DataFrame, target: float) -> Named:

@@ -268,5 +268,5 @@ def _table(
     optional["source"] = len(frozenset[str]().union(*(cell.sources for cell in shown))) > 1
     names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "params", "flops")
     secondary = [name for name in beside if name != by]
-    columns = tuple(name for name in (*names, by, "lo", "hi", *secondary, "note") if optional.get(name, True))
-    return QueryResult(columns=columns, rows=tuple(tuple(row[name] for name in columns) for row in rows))
+    columns = [name for name in (*names, by, "lo", "hi", *secondary, "note") if optional.get(name, True)]
+    return QueryResult.of_records(rows, columns)

@@ -1,11 +1,11 @@
 """The result of a query: named columns and rows of plain Python values. `words.table` and `words.formats` write it."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import Named, Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +25,11 @@ class QueryResult:
         """The rows of a frame, NULL where a value is missing."""
         plain = frame.astype(object).where(frame.notna(), None)
         return cls(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
+
+    @classmethod
+    def of_records(cls, records: Iterable[Row], columns: Sequence[str]) -> "QueryResult":
+        """These columns of rows that may have more."""
+        return cls(columns=tuple(columns), rows=tuple(tuple(record[name] for name in columns) for record in records))
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "QueryResult":

@@ -64,7 +64,7 @@ def answer(store: "Store") -> QueryResult:
             reason = main_reason(judged) if judged.is_degenerate else None
             rows.append({"quantity": quantity.name, **_row(found), "degenerate": reason})
     rows.sort(key=lambda row: (-row["decision_accuracy"], row["quantity"]))
-    return QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows))
+    return QueryResult.of_records(rows, COLUMNS)
 
 
 def _longest(runs: "pd.DataFrame") -> "pd.DataFrame":

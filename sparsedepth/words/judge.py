@@ -48,7 +48,7 @@ def judgement_lines(found: "Judgement") -> list[str]:
 def target_lines(found: "TargetJudgement") -> list[str]:
     """What was read, the table, and the answer for each variant."""
     read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
-    shown = found.table.of_columns([name for name in found.table.columns if name not in ("target", "budget")])
+    shown = found.table.of_columns({*found.table.columns} - {"target", "budget"})
     return [
         f"read: {read}",
         f"used: {found.used}",
@@ -82,7 +82,7 @@ def ladder_lines(found: "Judgement") -> list[str]:
         f"used: {found.used}",
         "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form",
-        fitted_table(found.table.of_columns([*LADDER_SHOWN]), ("p_drift", "detectable")).text,
+        fitted_table(found.table.of_columns(LADDER_SHOWN), ("p_drift", "detectable")).text,
         *(f"{record['variant']!r}: {ladder_sentence(record)}." for record in records),
         f"Better: {', '.join(map(repr, better))}."
         if better
