@@ -55,7 +55,10 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
             preflight.check_corpora(preflight.field_values(definition), self.results)
         plan = Plan(definition)
         power = detectable_effects(plan, None if self.pilot is None else Path(self.pilot), self.seed_sd, self.effect)
-        array = self._array(plan)
+        from sparsedepth.cli.on_slurm import plan_array, request_of
+
+        request = request_of("slurm" if self.on == "slurm" else None, self)
+        array = plan_array(plan, request, self.results) if request else None
         if self.on is not None and self.calibrated:
             raise ValueError(f"--on {self.on} assumes another machine; --calibrate times steps on this one")
         if array:
@@ -85,12 +88,6 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         if self.scale or self.vary or self.seeds or self.base:
             raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
         return single_run_sweep(file, self.set)
-
-    def _array(self, plan: "Plan") -> "ArrayPlan | None":
-        from sparsedepth.cli.on_slurm import plan_array, request_of
-
-        request = request_of("slurm" if self.on == "slurm" else None, self)
-        return plan_array(plan, request, self.results) if request else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,7 +228,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def open_shards(folder: Path) -> Corpus:
     """The corpus in `folder`. Raises ValueError, with the fix, unless all files match their manifest."""
-    fix = remedy(folder)
+    fix = f"delete the folder {folder} and run again to tokenise the corpus"
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
@@ -250,11 +250,6 @@ def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueE
         f"no {what} is left: {n_tokens:,} held-out tokens are needed after the first {skip_tokens:,}, "
         f"and {has}; lower measure_tokens, raise val_fraction, or use a longer corpus"
     )
-
-
-def remedy(folder: Path) -> str:
-    """The fix for unusable token files."""
-    return f"delete the folder {folder} and run again to tokenise the corpus"
 
 
 def data_id(config: RunConfig | TextConfig, kind: Any) -> str:

@@ -79,12 +79,10 @@ def with_budgets(cells: Cells) -> pd.DataFrame:
     'depth_scale=lns'."""
     fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
     names = {changes: _named(fields, dict(changes)) for changes in {*cells.rows["changes"]}}
-    return cells.rows.assign(budget=budgets_of(cells.rows), name=cells.rows["changes"].map(names))
-
-
-def budgets_of(rows: pd.DataFrame) -> pd.Series:
-    """The budget of each row of `Cells.rows` [FLOPs]; a run that diverged stopped early, and has that of its cell."""
-    return budget_of(rows.groupby(["n_layers", "setting"])["flops"].transform("max"))
+    return cells.rows.assign(
+        budget=budget_of(cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")),
+        name=cells.rows["changes"].map(names),
+    )
 
 
 def budget_of(flops: pd.Series) -> pd.Series:
