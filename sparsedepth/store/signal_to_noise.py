@@ -17,7 +17,7 @@ deviation of the last checkpoints of one run; here both are deviations of the sa
 """
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
@@ -59,10 +59,9 @@ def answer(store: "Store") -> QueryResult:
     runs = runs if runs.empty else _longest(runs)
     rows: list[Named] = []
     for quantity in [] if runs.empty else _quantities(loss_in(store)):
-        if found := _variances(quantity, runs):
+        if found := _compared(quantity, runs):
             judged = degeneracy(quantity.name, score_rows(runs, quantity.name))
-            reason = main_reason(judged) if judged.is_degenerate else None
-            rows.append({"quantity": quantity.name, **_row(found), "degenerate": reason})
+            rows.append({**found, "degenerate": main_reason(judged) if judged.is_degenerate else None})
     rows.sort(key=lambda row: (-row["decision_accuracy"], row["quantity"]))
     return QueryResult.of_records(rows, COLUMNS)
 
@@ -82,20 +81,9 @@ def _quantities(loss: str) -> list[Quantity]:
     return [quantity for quantity in measured if quantity.better or quantity.stage]
 
 
-class _Variances(NamedTuple):
-    """Of a quantity, pooled over depths; the names are those of the formulas above."""
-
-    n_cells: int
-    n_runs: int
-    n0: float
-    within: float
-    between: float
-    df_between: int
-    df_within: int
-
-
-def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
-    """None without noise, or without two configurations of equal depth."""
+def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
+    """A quantity's columns but for `degenerate`; None without noise, or without two configurations of equal depth. The
+    names are those of the formulas above."""
     import numpy as np
 
     values = runs[["n_layers", "cell_id"]].assign(value=runs[quantity.name].astype(float)).dropna()
@@ -115,18 +103,14 @@ def _variances(quantity: Quantity, runs: "pd.DataFrame") -> _Variances | None:
         return None
     between = (n * (cells["mean"] - depth_mean) ** 2).sum() / df_between
     n0 = (n_runs - (n**2).groupby(depth).sum() / n_runs).sum() / df_between
-    return _Variances(len(cells), int(n.sum()), n0, within, between, df_between, df_within)
-
-
-def _row(found: _Variances) -> Named:
-    """A quantity's columns but for its name and `degenerate`."""
-    noise = math.sqrt(found.within)
-    ratio = float(found.between / found.within)
-    ratios = (ratio, *_ratio_interval(ratio, found.df_between, found.df_within))
-    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / found.n0) for end in ratios)
+    noise = math.sqrt(within)
+    ratio = float(between / within)
+    ratios = (ratio, *_ratio_interval(ratio, df_between, df_within))
+    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / n0) for end in ratios)
     return {
-        "configurations": found.n_cells,
-        "runs": found.n_runs,
+        "quantity": quantity.name,
+        "configurations": len(cells),
+        "runs": int(n.sum()),
         "signal": estimate * noise,
         "noise": noise,
         "signal_to_noise": estimate,
