@@ -66,7 +66,7 @@ class EvaluateCommand:
         names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
         if not names:
             raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
-        out = None if self.out is None else option.path(self.out)
+        out = option.path_of_file(self.out)
         if out is not None:
             refuse_pack(out)
         check_harness()

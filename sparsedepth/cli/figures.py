@@ -47,7 +47,7 @@ class PlotCommand(option.FolderOptions):
         from sparsedepth.plots.page import FORMATS
         from sparsedepth.plots.runs import Selection
 
-        out = None if self.out is None else option.path(self.out)
+        out = option.path_of_file(self.out)
         format = self.format
         suffix = "" if out is None or out.is_dir() else out.suffix.lower()
         if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":

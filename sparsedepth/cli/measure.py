@@ -100,7 +100,7 @@ class MeasureCommand:
         from sparsedepth.train.runtime import find_device, measuring_device
 
         watch = Stopwatch()
-        written = None if self.out is None else option.path(self.out)
+        written = option.path_of_file(self.out)
         given, fields = self._tokens(), self._fields()
         if (self.model is None) is (self.models is None):
             raise ValueError("measure takes MODEL, or --models FILE; give one of them")

@@ -90,6 +90,10 @@ def path(out: Path | str) -> Path:
     return Path(out)
 
 
+def path_of_file(out: Path | str | None) -> Path | None:
+    return None if out is None else path(out)
+
+
 Out = Annotated[Folder, typer.Option("-o", "--out", help="results folder; created if missing")]
 Objective = Annotated[str, typer.Option("--objective", "--by", help="quantity to improve")]
 RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]

@@ -41,7 +41,7 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
 
     @property
     def results(self) -> Path | None:
-        return None if self.out is None else option.path(self.out)
+        return option.path_of_file(self.out)
 
     def compute(self) -> "SweepPlan":
         from sparsedepth.plan.estimate import DEVICES

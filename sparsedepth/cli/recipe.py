@@ -69,7 +69,7 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.store.setting import pending
         from sparsedepth.words.differences import pending_text
 
-        out = None if self.out is None else option.path(self.out)
+        out = option.path_of_file(self.out)
         paths = self.paths
         if out is not None:
             check_parent(out)

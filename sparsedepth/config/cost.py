@@ -32,10 +32,9 @@ def cost(config: ModelConfig) -> Cost:
     """Exact parameter counts, and forward FLOPs per token at seq_len."""
     assert config.n_kv_heads is not None and config.d_ff is not None
     d_model = config.d_model
-    d_head = config.d_model // config.n_heads
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
     gates = {"none": 0, "channel": d_model, "head": config.n_heads}[config.gated_attention]
-    attention = 2 * d_model * d_model + 2 * d_model * config.n_kv_heads * d_head + gates * d_model
+    attention = 2 * d_model * d_model + 2 * d_model * config.n_kv_heads * config.d_head + gates * d_model
     expert = 3 * d_model * (config.d_expert or 0)
     always = d_model * config.n_experts + config.n_shared_experts * expert  # router and shared experts
     ffn = (3 if config.is_gated else 2) * d_model * config.d_ff
@@ -83,7 +82,7 @@ def _vectors(config: ModelConfig) -> int:
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]
     assert config.n_kv_heads is not None
     normed_heads = config.n_heads + config.n_kv_heads if config.qk_norm_over == "all" else 2
-    qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
+    qk_norm = normed_heads * config.d_head if config.qk_norm else 0
     outside = 2 if config.norm == "peri" else 1  # the final norm, and that of the embedding
     scalars = n_layers * (2 * config.residual_scalars + config.gpas) + 2 * (n_layers - 1) * config.value_residual
     scalars += n_layers // 2 * config.stream_skips

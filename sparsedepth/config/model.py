@@ -290,6 +290,10 @@ class ModelConfig(Section):
         return self.activation.endswith("glu")
 
     @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
     def n_post_layers(self) -> int:
         """Number of first blocks with post-norms (after the residual sum)."""
         if self.norm == "mix":

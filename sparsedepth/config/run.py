@@ -284,6 +284,10 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
             raise ValueError(f"{told} {self.stable_steps}; shorten the warm-up, lower {decay}, or train for longer")
 
     @property
+    def sequences_per_step(self) -> int:
+        return self.batch_tokens // self.seq_len
+
+    @property
     def trunk_key(self) -> str | None:
         """What runs of schedule wsd share whose steps before their decay are the same; None for other schedules."""
         if self.schedule != "wsd":

@@ -275,6 +275,9 @@ class SweepDefinition(Tuned):
         base = {name: value for name, value in changes.items() if name not in own}
         return build(SweepDefinition, {**values, **own, "base": {**self.base, **base}}, "--set")
 
+    def first_run(self, cell: Fields) -> RunConfig:
+        return self.run_config(cell, self.seeds[0])
+
     def run_config(self, cell: Fields, seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError with the cell if it is invalid."""
         config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")

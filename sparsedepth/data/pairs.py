@@ -176,7 +176,7 @@ class AnswerSource(CorpusSource):
             )
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        per_step = config.batch_tokens // config.seq_len
+        per_step = config.sequences_per_step
         rows = range(step * per_step, (step + 1) * per_step)
         return self._train.rows([self._documents(row, config.seed, config.seq_len) for row in rows], config.seq_len)
 

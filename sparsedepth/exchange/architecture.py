@@ -136,7 +136,7 @@ def _common(config: ModelConfig) -> Fields:
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": config.n_heads,
         "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.d_model // config.n_heads,
+        "head_dim": config.d_head,
         "hidden_act": ACTIVATIONS.get(config.activation),
         "max_position_embeddings": config.seq_len,
         "rms_norm_eps": config.norm_eps,
@@ -163,7 +163,7 @@ def _every_layer(config: ModelConfig) -> Named:
 def _gemma2(config: ModelConfig) -> Named:
     return {
         "hidden_activation": ACTIVATIONS.get(config.activation),
-        "query_pre_attn_scalar": config.d_model // config.n_heads,
+        "query_pre_attn_scalar": config.d_head,
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
         "tie_word_embeddings": False,

@@ -155,7 +155,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.n_kv_heads is not None
-        self.d_head = config.d_model // config.n_heads
+        self.d_head = config.d_head
         self.query = Linear(config.d_model, config.n_heads * self.d_head)
         self.key = Linear(config.d_model, config.n_kv_heads * self.d_head)
         self.value = Linear(config.d_model, config.n_kv_heads * self.d_head)

@@ -77,7 +77,7 @@ class Decoder(nn.Module):
     def positions(self, n_tokens: int) -> Context:
         """What blocks read of any tokens: their positions, and what each sees."""
         config = self.config
-        rotary = rotary_tables(n_tokens, config.d_model // config.n_heads, config.rope_theta, self.embed.weight.device)
+        rotary = rotary_tables(n_tokens, config.d_head, config.rope_theta, self.embed.weight.device)
         return Context(rotary, window=config.sliding_window)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:

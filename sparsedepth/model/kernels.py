@@ -62,7 +62,7 @@ def facts_of(config: ModelConfig, device: torch.device, dtype: torch.dtype, **mo
     return KernelFacts(
         device=device,
         dtype=dtype,
-        d_head=config.d_model // config.n_heads,
+        d_head=config.d_head,
         d_model=config.d_model,
         d_expert=config.d_expert or KernelFacts.d_expert,
         is_masked=config.sliding_window is not None or config.mask_documents,

@@ -108,16 +108,16 @@ class _Matching:
         first_cell = "the first cell" if self.is_shared else "the first cell of its depth"
         if definition.same_params_blocks and self.references:
             cell = _of_same_blocks(definition, cell, self.references[0])
-        config = definition.run_config(cell, definition.seeds[0])
+        config = definition.first_run(cell)
         reference = self.references.setdefault(0 if self.is_shared else config.n_layers, config)
         target = amount(reference, definition)
         free = None if config is reference else _free_of(config, definition.free)
         if free:
             size = _solve(lambda n: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
-            config = definition.run_config(cell, definition.seeds[0])
+            config = definition.first_run(cell)
         points = grid_points(definition.tune) if definition.tune else ()
-        tuned = (definition.run_config({**cell, **point}, definition.seeds[0]) for point in points)
+        tuned = (definition.first_run({**cell, **point}) for point in points)
         spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
         ratio = spent / target
         if abs(ratio - 1) > self.tolerance:
@@ -144,7 +144,7 @@ def _of_same_blocks(definition: SweepDefinition, cell: Cell, reference: RunConfi
     def params(n_heads: int, d_ff: int) -> int:
         size = {"d_model": n_heads * d_head, "n_heads": n_heads, "d_ff": d_ff}
         enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}
-        return cost(definition.run_config({**cell, **size, **enough}, definition.seeds[0])).params_blocks
+        return cost(definition.first_run({**cell, **size, **enough})).params_blocks
 
     sizes, n_heads = [], 1
     while (least := params(n_heads, 1)) < target:
@@ -184,10 +184,10 @@ def _mismatch(definition: SweepDefinition, told: str) -> ValueError:
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
     if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
-        config = definition.run_config(cell, definition.seeds[0]).model_copy(update={"train_tokens": size})
+        config = definition.first_run(cell).model_copy(update={"train_tokens": size})
         return amount(config, definition)
     enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
-    return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition)
+    return amount(definition.first_run({**cell, free: size, **enough}), definition)
 
 
 def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, target: float) -> int:
@@ -226,7 +226,7 @@ def _branches(
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
     branches = []
     for share, cell in zip(definition.branch_at, cells, strict=True):
-        config = definition.run_config(cell, definition.seeds[0])
+        config = definition.first_run(cell)
         first = reference.model_copy(update={"train_tokens": _branch_tokens(reference, share)})
         ratio = amount(config, definition) / amount(first, definition)
         if abs(ratio - 1) > tolerance:

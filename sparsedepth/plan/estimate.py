@@ -128,7 +128,7 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
     norms and dropout add is not modelled: measured peaks correct it (`plan.price`)."""
     params = cost(config).params_total
     own = params / (place.processes if place.parallel == "fsdp" else 1)
-    share = max(1, config.batch_tokens // config.seq_len // place.processes)
+    share = max(1, config.sequences_per_step // place.processes)
     n_sequences = min(place.micro_batch or share, share)
     activations = activation_bytes(config, n_sequences, place)
     if place.device == "cpu":
@@ -156,7 +156,7 @@ def fitted(config: RunConfig, place: Place, memory: float | None, correction: fl
 
     if place.micro_batch or fits(None):
         return place
-    share = max(1, config.batch_tokens // config.seq_len // place.processes)
+    share = max(1, config.sequences_per_step // place.processes)
     sizes = [2**exponent for exponent in reversed(range((share - 1).bit_length()))]
     return replace(place, micro_batch=next(filter(fits, sizes), 1))
 
@@ -225,7 +225,7 @@ def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | No
     threads = place.threads if place.device == "cpu" else 1
     compiled = is_compiled(config, place)
     rate = device.rate(config.d_model, bf16=is_bf16(config, place), compiled=compiled)
-    share = max(1, config.batch_tokens // config.seq_len // place.processes)
+    share = max(1, config.sequences_per_step // place.processes)
     pieces = -(-share // (place.micro_batch or share))
     computing = place.sharing * 3 * per_token * config.batch_tokens / place.processes / (rate * threads)
     is_captured = place.cuda_graph and graph_obstacle(config, place.device, place.parallel) is None

@@ -44,11 +44,9 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
     axes = {name: axis for part in (*definition.zip, definition.space) for name, axis in part.items()}
     intervals = {name: axis for name, axis in axes.items() if isinstance(axis, Interval)}
     values: dict[str, list[Any]] = {name: axis for name, axis in axes.items() if not isinstance(axis, Interval)}
-    for cell in definition.variants_and_cells:
+    for cell in (*definition.variants_and_cells, definition.tune_at):
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
-    for name, value in definition.tune_at.items():
-        values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():
         lower = higher = list(grid)
         for _ in range(definition.tune_extensions):

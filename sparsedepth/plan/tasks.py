@@ -256,7 +256,7 @@ class Plan:
         feasible: list[RunConfig] = []
         for cell in cells:
             with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
-                config = definition.run_config(cell, definition.seeds[0])
+                config = definition.first_run(cell)
                 feasible += [config] * is_allowed(definition, config)
         if not feasible:
             raise ValueError(
@@ -324,8 +324,8 @@ def first_proposal(definition: SweepDefinition) -> RunConfig:
     first = next(allowed, first)
     for cell in itertools.chain([first], allowed):
         with suppress(ValueError):
-            return definition.run_config(cell, definition.seeds[0])
-    return definition.run_config(first, definition.seeds[0])
+            return definition.first_run(cell)
+    return definition.first_run(first)
 
 
 def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:

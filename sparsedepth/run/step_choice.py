@@ -49,7 +49,7 @@ def choose_steps(configs: Sequence[RunConfig], runtime: RuntimeConfig, results: 
 def seconds(configs: Sequence[RunConfig], runtime: RuntimeConfig) -> float:
     """The time of all steps of the runs, by a few of them; infinite if they fail, as where memory runs out."""
     began, first = time.perf_counter(), configs[0]
-    shape = first.batch_tokens // first.seq_len, first.seq_len + 1
+    shape = first.sequences_per_step, first.seq_len + 1
     batch = next_tokens(np.random.default_rng(0).integers(first.vocab_size, size=shape))
     few = {"train_tokens": STEPS * first.batch_tokens, "log_every": STEPS // 2, "lr": 1e-6}
     try:

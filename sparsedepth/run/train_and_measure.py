@@ -41,6 +41,7 @@ from sparsedepth.train.runtime import (
     other_processes_bytes,
     resolve,
 )
+from sparsedepth.words.plain_text import cause_of
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Displayed progress at the end of training, and of measuring."""
@@ -163,7 +164,7 @@ class RunJob:
     def _after_compiler_error(self, runtime: Runtime, error: Exception, number: int) -> Runtime:
         """What to try next: an empty cache, then no compiler. Several processes raise, and start again together."""
         abandon_cache(self.scratch.results)
-        reason = " ".join(str(error).split())[:300]
+        reason = cause_of(error)
         if self.devices.size > 1:
             raise error
         if number == 1:
@@ -175,12 +176,12 @@ class RunJob:
 
     def _halve_micro_batch(self, runtime: Runtime, error: Exception) -> None:
         """Raises Infeasible if there is nothing to halve."""
-        reason = " ".join(str(error).split())[:300]
+        reason = cause_of(error)
         if _was_measuring(error):
             shortage = f"out of memory while measuring; lower measure_tokens, fit_tokens or val_tokens: {reason}"
             self.scratch.set_infeasible(shortage)
             raise Infeasible(shortage) from None
-        share = -(-(self.config.batch_tokens // self.config.seq_len) // self.devices.size)
+        share = -(-self.config.sequences_per_step // self.devices.size)
         tried = min(runtime.micro_batch or share, share)
         if not self.scratch.halve_micro_batch(tried, reason):
             raise Infeasible(f"{ONE_SEQUENCE}: {reason}") from None

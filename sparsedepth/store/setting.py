@@ -109,7 +109,7 @@ def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
     """The cells of the grids that fill these folders; none of a grid that solves for a size or skips cells, whose cells
     the definition alone does not tell."""
     return [
-        configuration_of(grid.run_config(cell, grid.seeds[0]), grid.tune)
+        configuration_of(grid.first_run(cell), grid.tune)
         for grid in definitions_of(roots)
         if not (grid.is_search or grid.free or grid.constraints)
         for cell in grid.grid()

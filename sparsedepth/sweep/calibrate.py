@@ -92,7 +92,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     rate = device.rate(config.d_model, bf16=runtime.precision == "bf16", compiled=bool(runtime.compile))
     rate *= runtime.threads if on_cpu else 1
     expected = cost(config).train_flops(config.batch_tokens) / rate / processes
-    share = max(1, config.batch_tokens // config.seq_len // processes)
+    share = max(1, config.sequences_per_step // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
     model.use_kernels(**runtime.kernels)

@@ -185,7 +185,7 @@ class Worker:
             pass  # asked to stop, or it has recorded its failure itself
         elif code == -9 and oom_kills() > kills:  # the kernel counts its own SIGKILLs
             processes = self.machine.processes_per_run * self.machine.nodes
-            share = -(-(config.batch_tokens // config.seq_len) // processes)
+            share = -(-config.sequences_per_step // processes)
             scratch.halve_micro_batch(
                 before.micro_batch or self.machine.runtime.micro_batch or share, "killed by the kernel"
             )

@@ -53,7 +53,7 @@ def sized(config: RunConfig, axis: str, size: int) -> RunConfig:
     values = config.model_dump(mode="json", exclude_unset=True) | {axis: size}
     if axis == "d_model":
         assert config.d_ff is not None
-        d_head = config.d_model // config.n_heads
+        d_head = config.d_head
         if size % d_head:
             raise ValueError(f"d_model={size} is not a multiple of the heads of {d_head} channels; choose one that is")
         values |= {"n_heads": size // d_head, "d_ff": round(config.d_ff * size / config.d_model), "n_kv_heads": None}

@@ -22,11 +22,10 @@ def judgement_lines(found: "Judgement") -> list[str]:
     if found.ladder is not None:
         return ladder_lines(found)
     records = found.table.records()
-    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
     by = "paired by seed" if found.is_paired else "seeds taken as independent"
     empty = {"baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])}
     lines = [
-        f"read: {read}; baseline: {found.baseline!r}",
+        f"{_read(found)}; baseline: {found.baseline!r}",
         f"used: {found.used}",
         f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
         fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text,
@@ -45,12 +44,15 @@ def judgement_lines(found: "Judgement") -> list[str]:
     return [*lines, f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."]
 
 
+def _read(found: "Judgement | TargetJudgement") -> str:
+    return f"read: {', '.join(f'{name} {column!r}' for name, column in found.columns.items())}"
+
+
 def target_lines(found: "TargetJudgement") -> list[str]:
     """What was read, the table, and the answer for each variant."""
-    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
     shown = found.table.of_columns({*found.table.columns} - {"target", "budget"})
     return [
-        f"read: {read}",
+        _read(found),
         f"used: {found.used}",
         f"mean loss below {found.target:g}? one-sided t-test over seeds, shown at p < 0.01, as rules of records ask",
         fitted_table(shown, ("p_adjusted",)).text,
@@ -74,11 +76,10 @@ LADDER_SHOWN = ("variant", "multiplier", "lo", "hi", "p_adjusted", "p_drift", "d
 
 def ladder_lines(found: "Judgement") -> list[str]:
     """What was read, the table of multipliers, and the answer for each variant, a sentence each."""
-    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
     records = found.table.records()
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     return [
-        f"read: {read}; baseline: {found.baseline!r}",
+        f"{_read(found)}; baseline: {found.baseline!r}",
         f"used: {found.used}",
         "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form",

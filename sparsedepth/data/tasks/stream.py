@@ -67,7 +67,7 @@ class TaskSource(Source):
         return digest({"format": FORMAT, "task": self._name, **self._fields})
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        per_step = config.batch_tokens // config.seq_len
+        per_step = config.sequences_per_step
         steps = max(1, BLOCK_TOKENS // config.batch_tokens)
         block, place = divmod(step, steps)
         whole = self._block(config.seed, block, steps * per_step, config.seq_len)
