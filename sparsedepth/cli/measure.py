@@ -59,7 +59,9 @@ class MeasureCommand:
         option.Folder | None,
         typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
     ] = None
-    seq_len: Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")] = None
+    seq_len: Annotated[
+        int | None, typer.Option(help="context length; default the run's own, else 256 or the model's positions")
+    ] = None
     measures: Annotated[
         option.Names | None, typer.Option(help="all, or names: causal,permutation,...; default those of a run")
     ] = None
@@ -121,7 +123,8 @@ class MeasureCommand:
                 return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
 
     def _tokens(self) -> "TokenArrays | None":
-        from sparsedepth.probe.text import read_token_arrays
+        from sparsedepth.probe.folder import CONFIG
+        from sparsedepth.probe.text import read_token_arrays, tokenizer_folder
 
         paths = (self.tokens, self.fit_tokens, self.targets)
         scored, fit, aims = (None if path is None else Path(path) for path in paths)
@@ -129,7 +132,11 @@ class MeasureCommand:
             raise ValueError("--data and --tokens are two sources; give one of them")
         if scored is None and (fit is not None or aims is not None):
             raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
-        return None if scored is None else read_token_arrays(scored, fit, aims)
+        if scored is not None:
+            return read_token_arrays(scored, fit, aims)
+        if ((folder := Path(str(self.model))) / CONFIG).exists():
+            tokenizer_folder(folder)  # weights take long to read
+        return None
 
     def _fields(self) -> "Fields":
         from sparsedepth.config.load import parse_settings

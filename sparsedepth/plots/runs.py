@@ -17,6 +17,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import only_tuning, read_settings
+from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, result_rows, without_measured_models
 from sparsedepth.words.differences import only_tuning_text, setting_label
 
@@ -199,6 +200,9 @@ def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -
     if run is None:
         # Not '== ok': a measured model that was not trained has no outcome.
         candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin([*depths])]
+        if "origin" in runs:  # of a watched training its last point
+            last = candidates.groupby("cluster")["steps"].transform("max")
+            candidates = candidates[(candidates["origin"] != WATCHED) | (candidates["steps"] == last)]
         if candidates.empty:
             raise NothingToDraw(
                 f"none of the {len(runs)} runs has values by layer without having diverged: no layer profile to draw"

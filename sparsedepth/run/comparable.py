@@ -34,15 +34,18 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
     return source
 
 
-def check_enough_to_fit(held_out: ReadHeldOut, config: RunConfig | MeasureOnlyConfig, width: int) -> None:
-    """Raises ValueError for fewer tokens than the maps need that a measure fits: before the training, not after it."""
+def check_enough_to_fit(
+    held_out: ReadHeldOut, config: RunConfig | MeasureOnlyConfig, width: int, fix: str = ""
+) -> None:
+    """Raises ValueError, with the `fix` where no field is one, for fewer tokens than the maps need that a measure fits:
+    before the training, not after it."""
     fitted = [("measure_tokens", 0, config.measure_tokens)] if "released_code" in config.measures else []
     if not FIT.isdisjoint(config.measures):
         fitted.append(("fit_tokens", config.measure_tokens, config.fit_tokens))
     for name, skipped, asked in fitted:
         n_fit = held_out(config.seq_len, asked, skipped).n_tokens
         if n_fit <= width + 1:
-            fix = f"raise {name}" if asked <= width + 1 else "use a longer corpus or a larger val_fraction"
+            fix = fix or (f"raise {name}" if asked <= width + 1 else "use a longer corpus or a larger val_fraction")
             raise ValueError(
                 f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped}), "
                 f"but d_model={width} needs more than {width + 1}; {fix}"

@@ -80,6 +80,8 @@ def measuring_config(loaded: LoadedModel, settings: Fields, given: TokenArrays |
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if own is not None:
         fields["measures"] = known_measures(own.measures)
+    elif loaded.facts.max_len:
+        fields["seq_len"] = min(MeasureOnlyConfig.model_fields["seq_len"].default, loaded.facts.max_len)
     if given is not None:
         n_scored = given.scored.n_tokens
         n_fit = given.fit.n_tokens

@@ -98,6 +98,9 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str])
         else:
             probed = _by_path(module, names)
         _check_vocabulary(ids_NS, probed)
+        if arrays.seq_len > (longest := getattr(probed, "max_len", arrays.seq_len)):
+            told = f"tokens are {list(given.shape)}, and the model has {longest:,} positions"
+            raise ValueError(f"{told}; give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]")
         if type(probed) is ProbedModule:
             _check_measures(probed, measures)
             check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or str(kind))

@@ -264,6 +264,8 @@ def profile_title(profile: "LayerProfile", degenerate: Collection[str]) -> str:
     run = profile.run
     model = profile.run.get("model")
     facts = [escaped(model) if isinstance(model, str) else f"run {run['run_id']}", f"{profile.n_layers} layers"]
+    if run.get("origin") == "watched":
+        facts.append(f"step {run['steps']:.0f}")
     for name, unit in FACTS.items():
         value = run.get(name)
         if isinstance(value, float) and math.isfinite(value):

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from sparsedepth.measure.interventions import add_causal_rows
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.probe.load import load_model
+from sparsedepth.run.measure_existing_model import measuring_config
 from sparsedepth.store.run_record import read_record, verify
 from sparsedepth.store.subject import MeasuredModel
 
@@ -56,6 +57,14 @@ def test_a_hugging_face_folder(folder, tmp_path, command):
     assert json.loads(answer) == [{"model": str(folder), "n_layers": 4, "lr": None, "seed": None}]
     _, err = command("measure", folder, "--data", text, *SMALL, "-o", place, code=2)
     assert "not an empty folder" in err
+
+
+def test_the_default_length_is_the_models_and_a_tokenizer_is_missed_before_weights_are_read(folder, tmp_path, command):
+    assert measuring_config(load_model(folder), {}).seq_len == 64
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("token*", "*.safetensors"))
+    _, err = command("measure", bare, code=2)
+    assert "has no tokenizer.json; copy the model's there, or measure on --tokens" in err
 
 
 def test_given_tokens_are_what_is_measured(folder, tmp_path, command):

@@ -20,7 +20,7 @@ from sparsedepth.plots.page import colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import MISSING
 from sparsedepth.store.connection import open_store
-from sparsedepth.words.captions import DEGENERATE, title_of_pairs
+from sparsedepth.words.captions import DEGENERATE, profile_title, title_of_pairs
 
 RUN = {"run_id": "a", "weight_eps": "[0.001, 0.01]"}
 NO_PAIRS = pd.DataFrame(columns=["step", "layer", "other_layer", "metric", "value"])
@@ -91,6 +91,14 @@ def test_the_default_run_is_the_best_of_the_deepest():
         choose_run(runs, depths, "f")
     with pytest.raises(ValueError, match="none of the 6 runs has values by layer"):
         choose_run(runs, {"e": 4}, None)
+
+
+def test_of_a_watched_training_the_default_is_the_last_step_which_the_title_tells():
+    runs = pd.DataFrame({"run_id": ["a", "b", "c"], "outcome": "ok", "val_loss": [None, None, 3.0]})
+    runs = runs.assign(origin=["watched", "watched", None], cluster=["mine", "mine", None], steps=[0, 150, 90])
+    assert choose_run(runs, {"a": 4, "b": 4, "c": 2}, None) == "b"
+    point = profile_of(runs.iloc[1].to_dict(), layer_frame((150, 4, "state_norm", 1.0)), NO_PAIRS)
+    assert profile_title(point, ()) == "run b   4 layers   step 150"
 
 
 def test_from_a_store(tmp_path):

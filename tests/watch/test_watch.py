@@ -181,6 +181,16 @@ def test_its_cost_is_told_once_and_a_budget_takes_fewer_sequences(tmp_path, caps
     assert sd.watch(llama(), tokens, every=10, out=tmp_path, measures=["variance"], budget=0.025)(20) is None
 
 
+def test_too_few_tokens_for_maps_are_told_once_with_what_watch_takes(capsys, recwarn):
+    watch = sd.watch(llama(), held_out(8), every=1, out=None, measures=["usefulness", "joint"])
+    assert [watch(step) is not None for step in range(2)] == [True, True]
+    (told, _) = capsys.readouterr().err.splitlines()  # the other is its cost
+    assert told.startswith("sparsedepth: 64 tokens fit maps of width 16, and the error of the maps is 25% ")
+    assert told.endswith("give watch 4 times as many sequences of tokens") and not recwarn.list
+    sd.watch(llama(), held_out(32), every=1, out=None)
+    assert not capsys.readouterr().err
+
+
 def loop(folder, pipe):
     """Tells each point that is written, for ever."""
     watch = sd.watch(llama(1), held_out(2), every=1, out=folder, name="a", measures=["variance"])
