@@ -2,9 +2,10 @@
 
     import sparsedepth as sd
 
-The commands are calls: `help(sd.cli.calls)` lists them. `sd.watch` measures a model in your own training loop, with
-`sd.TrainerCallback` and `sd.LightningCallback` beside it; `sd.scale_norms` puts LNS into a model of another library;
-`sd.open_store` answers SQL. Each is imported when it is first used. Packages of these names can be called, too."""
+The commands are calls, listed below; `help(sd.best)` tells their options. `sd.watch` measures a model in your own
+training loop, with `sd.TrainerCallback` and `sd.LightningCallback` beside it; `sd.scale_norms` puts LNS into a model of
+another library; `sd.open_store` answers SQL. Each is imported when it is first used. Packages of these names can be
+called, too."""
 
 import importlib
 import sys
@@ -62,8 +63,28 @@ def _call(name: str) -> Callable[..., Any]:
     return call
 
 
+def _head(name: str) -> str:
+    """'watch(model, tokens, ...)'"""
+    import inspect
+
+    return f"{name}{inspect.signature(_call(name))}"
+
+
+class _Library(ModuleType):
+    """This module, whose help lists its calls."""
+
+    @property
+    def __doc__(self) -> str:  # ty: ignore[incompatible-property-override]
+        return "\n\n    ".join([vars(self)["__doc__"], *(f"sd.{_head(name)}" for name in __all__ if name.islower())])
+
+
 class _CallablePackage(ModuleType):
-    """A package that stands in place of the call of its name, whichever of the two was asked for first."""
+    # A package that stands in place of the call of its name, whichever of the two was asked for first.
+
+    @property
+    def __doc__(self) -> str:  # ty: ignore[incompatible-property-override]
+        name = self.__name__.rpartition(".")[2]
+        return f"{_head(name)}\n\n{_call(name).__doc__}"
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return _call(self.__name__.rpartition(".")[2])(*given, **named)
@@ -87,6 +108,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"sparsedepth.{name}") if name in _PACKAGES else _call(name)
     except ImportError as error:  # so that `help(sparsedepth)` goes on without it
         raise AttributeError(f"sparsedepth.{name}: {error}") from error
+
+
+sys.modules[__name__].__class__ = _Library
 
 
 def __dir__() -> list[str]:

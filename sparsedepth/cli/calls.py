@@ -8,9 +8,10 @@ of its name as keywords, and returns the record that the command prints.
     models    measure, evaluate, export
     others    import_runs (`import`), pack
 
-Rows are a QueryResult, of which `frame()` makes a DataFrame. Progress goes to stderr, nothing is printed. User errors
-(exit code 2) are ValueErrors with the same text. Several folders are a list, KEY=VALUE options may be a mapping, and so
-may the content of a YAML file. Only the command line offers --on slurm and `best --again`."""
+Rows are a QueryResult or an Answer, of which `frame()` makes a DataFrame; `best` returns one. Progress goes to stderr,
+nothing is printed. User errors (exit code 2) are ValueErrors with the same text. Several folders are a list, KEY=VALUE
+options may be a mapping, and so may the content of a YAML file. Only the command line offers --on slurm and `best
+--again`."""
 
 from sparsedepth.cli import option
 from sparsedepth.cli.evaluate import EvaluateCommand

@@ -43,6 +43,9 @@ class JudgeCommand:
         from sparsedepth.recipe.judge import judge as judgement_of
         from sparsedepth.recipe.judge_target import judge_target
 
+        if not isinstance(self.table, str | Path):
+            told = f"the table is a {type(self.table).__name__}, and judge reads a file"
+            raise ValueError(f"{told}; write it first: table.to_csv('runs.csv', index=False), then judge('runs.csv')")
         given = self.column or {}
         pairs = given.items() if isinstance(given, Mapping) else [text.partition("=")[::2] for text in given]
         if wrong := [name for name, value in pairs if not (name and value)]:

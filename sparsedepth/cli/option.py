@@ -47,14 +47,19 @@ def call(record: Callable[Keywords, Command[Result]]) -> Callable[Keywords, Resu
     helps = {name: getattr(metadata, "help", None) for name, each in fields.items()
              for metadata in getattr(each.annotation, "__metadata__", ())}  # fmt: skip
 
+    signature = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in fields.values()])
+
     @functools.wraps(record, assigned=("__module__", "__doc__"), updated=())
     def computed(*values: Keywords.args, **named: Keywords.kwargs) -> Result:
+        try:
+            signature.bind(*values, **named)
+        except TypeError as error:
+            raise TypeError(f"sparsedepth.{computed.__name__}: {error}; it takes {', '.join(fields)}") from None
         return record(*values, **named).compute()
 
     told = "".join(f"\n{name}: {text}" for name, text in helps.items() if text)
     computed.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n{told}"
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in fields.values()]
-    computed.__signature__ = inspect.Signature(plain)  # ty: ignore[missing-attribute]
+    computed.__signature__ = signature  # ty: ignore[missing-attribute]
     return computed
 
 

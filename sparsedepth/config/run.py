@@ -391,5 +391,5 @@ def measures_named(measures: Sequence[str] | str) -> list[str]:
     names = known if measures == "all" else names
     if unknown := [name for name in names if name not in known]:
         hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
-        raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
+        raise ValueError(f"measures: {unknown[0]!r} is unknown; {hint}")
     return [*dict.fromkeys(names)]

@@ -19,6 +19,7 @@ from sparsedepth.files import parse_json, write_json
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.effects import size_text
+from sparsedepth.words.recipe import sentence
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import number_text
 
@@ -203,6 +204,15 @@ class Card(Section):
     tests: tuple[Test, ...] = ()
     """of the recipe; none where nothing is recommended"""
     provenance: Provenance
+
+    @property
+    def sentence(self) -> str:
+        return sentence(self)
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    __str__ = __repr__
 
 
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:

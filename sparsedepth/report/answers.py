@@ -64,6 +64,9 @@ class Answer:
     judged: Sequence[Crossover] = ()
     """Of depth: those at a budget."""
 
+    def frame(self) -> pd.DataFrame:
+        return self.rows.frame()
+
 
 def answer(store: Store, name: str) -> Answer:
     """The answer to one of ANSWERS. Raises ValueError where only tuning is complete, and for a search."""

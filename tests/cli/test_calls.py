@@ -40,6 +40,32 @@ def test_help_lists_every_call_with_its_options():
     assert "    judge(table, *, baseline=None" in text and "baseline: variant to compare with" in text
 
 
+def test_in_a_fresh_process_help_lists_each_call_and_tells_of_a_package_what_its_call_takes():
+    code = "import pydoc, sparsedepth as sd; [print(pydoc.plain(pydoc.render_doc(each))) for each in (sd, sd.watch)]"
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    commands = [name for name in sd.__all__ if name.islower()]
+    assert [name for name in commands if f"    sd.{name}(" in text] == commands
+    assert "    sd.recipe(folders, *, skip_damaged=False, out=None" in text and "cli.calls" not in text
+    assert "sparsedepth.watch - watch(model: " in text and "    measures         names, or 'all'" in text
+
+
+def test_a_word_that_a_call_does_not_take_is_told_with_those_that_it_takes(results):
+    told = "sparsedepth.query: got an unexpected keyword argument 'limit'; it takes folders, sql, skip_damaged, timeout"
+    with pytest.raises(TypeError, match=told):
+        sd.query(results, "select 1", limit=3)
+    with pytest.raises(ValueError, match=r"the table is a DataFrame, .* table.to_csv\('runs.csv', index=False\), then"):
+        sd.judge(sd.query(results, "select 1").frame())
+    with pytest.raises(ValueError, match=r"^measures: 'varience' is unknown; did you mean 'variance'"):
+        sd.measure(results, measures="varience")
+
+
+def test_answers_and_recipes_say_their_sentence_and_answers_make_frames(results):
+    answer = sd.ask(results, "variance")
+    assert list(answer.frame().columns) == list(answer.rows.columns)
+    card = sd.recipe(results)
+    assert repr(card) == str(card) == card.sentence and card.sentence.startswith("At ")
+
+
 def test_a_package_and_its_call_stand_under_one_name():
     import sparsedepth.sweep.status
 
