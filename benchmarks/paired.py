@@ -40,7 +40,8 @@ def cpu_seconds(checkout: Path, words: list[str], of: Path) -> float:
     """Of one run of the command, its children too, without a cache and without what it wrote before."""
     shutil.rmtree(of / "results" / ".cache", ignore_errors=True)
     shutil.rmtree(of / "imported", ignore_errors=True)
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(of / "bytecode")}  # as where it is installed
+    environment = {**os.environ, **bytecode, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sparsedepth.cli.main", *(word.format(of=of) for word in words)]
     before = os.times()
     done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True)
@@ -76,6 +77,8 @@ def main() -> None:
         prepare(other, of, given.runs, given.rows)
         print(f"{'':22} ratio  (range)        here     other, CPU seconds, medians of {given.pairs} pairs")
         for name, words in COMMANDS.items():
+            for checkout in (HERE, other):
+                cpu_seconds(checkout, words, of)  # compiles what is imported
             pairs = [(cpu_seconds(HERE, words, of), cpu_seconds(other, words, of)) for _ in range(given.pairs)]
             ratios = [ours / theirs for ours, theirs in pairs]
             ours, theirs = (statistics.median(each) for each in zip(*pairs, strict=True))

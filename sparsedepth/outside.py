@@ -7,7 +7,6 @@
 The child is a fork of this process, so that it starts in milliseconds; what it reads comes back as bytes."""
 
 import ctypes
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,10 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsedepth.words.plain_text import one_line
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 SECONDS = 60.0
 MEMORY = 800_000_000
@@ -34,6 +36,8 @@ _WATCH = 0.02
 def in_child(work: Callable[[], Iterable[bytes]], source: str, seconds: float = SECONDS) -> list[bytes]:
     """What `work` yields, in a child process in its own folder. Raises ValueError, one line, for whatever it raises,
     and where it goes over a limit."""
+    import multiprocessing  # slow, and a query starts without it
+
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="sparsedepth-") as folder:
         ours, theirs = context.Pipe(duplex=False)
@@ -48,7 +52,7 @@ def in_child(work: Callable[[], Iterable[bytes]], source: str, seconds: float = 
             ours.close()
 
 
-def _answers(ours: Connection, pid: int, folder: Path, source: str, seconds: float) -> Iterator[bytes]:
+def _answers(ours: "Connection", pid: int, folder: Path, source: str, seconds: float) -> Iterator[bytes]:
     """The parts that a child sends until its end. Raises ValueError where it dies, or goes beyond a limit."""
     start, heard, n_bytes = _resident(pid), time.monotonic(), 0
     while True:
@@ -86,7 +90,7 @@ def _size(folder: Path) -> int:
     return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
 
 
-def _work(work: Callable[[], Iterable[bytes]], source: str, theirs: Connection, folder: str) -> None:
+def _work(work: Callable[[], Iterable[bytes]], source: str, theirs: "Connection", folder: str) -> None:
     """The child's life."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with its parent

@@ -10,9 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli.preflight import check_machine
-from sparsedepth.config.role import roles
-from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Fields
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import duration, visible
 from sparsedepth.words.price import price_text, shortage_text, size
@@ -20,6 +17,7 @@ from sparsedepth.words.sweep import plan_notes
 from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
+    from sparsedepth.config.section import Fields
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.forecast import Forecast
     from sparsedepth.plan.price import Price, PricingSetup
@@ -61,7 +59,7 @@ class PricedSweep:
     flops_tuned_everywhere: float | None = None
     """Where values are carried: those of the same sweep with every shape tuned."""
 
-    def as_json(self) -> Fields:
+    def as_json(self) -> "Fields":
         from sparsedepth.plan.price import as_json
 
         shortage = self.shortage and shortage_text(self.shortage)
@@ -160,6 +158,9 @@ def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:
 
 
 def _shapes(price: "Price") -> QueryResult:
+    from sparsedepth.config.role import roles
+    from sparsedepth.config.run import RunConfig
+
     of_role = roles(RunConfig)
     counts = {name: Counter(kind.varied[name] for kind in price.kinds) for name in price.kinds[0].varied}
     shown = [  # top_k, say, is 2 or None, which n_experts tells

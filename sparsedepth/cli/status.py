@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparsedepth.cli import option
-from sparsedepth.config.section import Fields
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
@@ -23,6 +22,7 @@ from sparsedepth.words.status import remark_lines, status_lines, status_text, ta
 if TYPE_CHECKING:
     from sparsedepth.cluster.array import StartEnd, StuckTasks
     from sparsedepth.cluster.slurm import QueuedTask
+    from sparsedepth.config.section import Fields
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState, SweepSummary
 
@@ -51,7 +51,7 @@ class SweepStatus:
     """run_id -> 'trunk 3f2a1b', or which branch of it."""
     array: ArrayStatus | None
 
-    def as_json(self) -> Fields:
+    def as_json(self) -> "Fields":
         summary = self.summary
         running = [(state, state.progress) for state in summary.states if state.state == "running"]
         return {

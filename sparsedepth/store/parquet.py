@@ -51,14 +51,9 @@ def parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
         raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({one_line(error)})") from None
 
 
-def read_within(
-    file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None, encoded: Sequence[str] = ()
-) -> pa.Table:
-    """These columns of a Parquet file, or of some of its row groups; texts in `encoded` as dictionaries. Raises as
-    `check_within`."""
+def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+    """These columns of a Parquet file, or of some of its row groups. Raises as `check_within`."""
     parquet = check_within(file, names, groups)
-    if encoded:
-        parquet = pq.ParquetFile(file, read_dictionary=[*encoded])
     groups = range(parquet.metadata.num_row_groups) if groups is None else groups
     return parquet.read_row_groups([*groups], [*names], use_threads=False)
 
@@ -106,7 +101,8 @@ def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:
     for name in keys if len(rows) else ():
         column = rows[name].unify_dictionaries().combine_chunks()
         values = column.indices if isinstance(column, pa.DictionaryArray) else column
-        value_N = values.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = values.fill_null(-1) if values.null_count else values
+        value_N = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         least = int(value_N.min())
         most = int(value_N.max())
         if n_codes * (most - least + 1) >= 2**62:
@@ -114,10 +110,12 @@ def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:
             n_codes = int(code_N.max()) + 1
             least = 0
             most = int(value_N.max())
-        code_N = code_N * (most - least + 1) + (value_N - least)
+        code_N *= most - least + 1
+        code_N += value_N
+        code_N -= least
         n_codes *= most - least + 1
-    in_order_N = np.sort(code_N)
-    if (in_order_N[1:] == in_order_N[:-1]).any():
+    code_N.sort()
+    if (code_N[1:] == code_N[:-1]).any():
         raise ValueError(f"has two rows of equal {', '.join(keys)}")
 
 

@@ -133,13 +133,16 @@ class StoredTable:
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
+        rows = read_within(self.file, self.schema.names, self.groups)
         self._check_keys()
-        return read_within(self.file, self.schema.names, self.groups)
+        return rows
 
     def _check_keys(self) -> None:
+        """Of a table whose size is checked."""
         if self.keys:
             texts = [name for name in self.keys if pa.types.is_string(self.schema.field(name).type)]
-            refuse_twice(read_within(self.file, self.keys, self.groups, texts), self.keys)
+            parquet = pq.ParquetFile(self.file, read_dictionary=texts)
+            refuse_twice(parquet.read_row_groups([*self.groups], [*self.keys], use_threads=False), self.keys)
 
 
 @dataclass(frozen=True)

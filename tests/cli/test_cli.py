@@ -33,6 +33,13 @@ def results(tmp_path_factory):
     return folder
 
 
+def test_a_command_starts_without_the_packages_that_only_some_need():
+    slow = "{'pydantic', 'duckdb', 'pyarrow', 'pandas', 'numpy', 'torch', 'multiprocessing'}"
+    code = f"import sys, sparsedepth.cli.commands; print(sorted({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_version_help_metrics():
     assert sparsedepth("--version")[0].startswith("sparsedepth 0.")
     assert "sweep" in sparsedepth("--help")[0]
