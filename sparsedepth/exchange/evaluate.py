@@ -17,14 +17,15 @@ import math
 import random
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +37,9 @@ from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
 from sparsedepth.words.plain_text import did_you_mean, one_line
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
 
 LOST = "_lost"
 """Name suffix of a metric's decrease without layers."""
@@ -83,34 +87,21 @@ class HarnessTask:
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> tuple[Named, Hits]:
         """What an evaluation says about the scores of the model, or of only its `layers` if given; and its hits.
         `data` is the data folder of its results."""
-        from lm_eval import evaluator
-
         from sparsedepth.exchange.harness import harness_model
 
         self.loaded.set_fewshot_seed(seed=FEWSHOT_SEED)  # again: every model gets the same examples
-        lm = harness_model(model, data, layers)
         skipping = nullcontext()
         if layers is not None and isinstance(model.probed, ProbedHfModel):
             skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
         with skipping:
-            loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
-            try:
-                output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
-            except (OSError, MemoryError):
-                raise
-            except Exception as error:  # metrics, filters and functions of tasks each raise their own
-                metrics = ", ".join(str(each.get("metric")) for each in self.loaded.get_config("metric_list") or [])
-                raise ValueError(
-                    f"task {self.name!r}: lm-eval {version('lm-eval')} cannot score it ({type(error).__name__}: "
-                    f"{one_line(error)}); its metrics are {metrics}: leave out in its YAML what does not fit"
-                ) from error
+            output = self._output(lambda: harness_model(model, data, layers))
         samples = output["samples"][self.name]
         n = output["n-samples"][self.name]
         hits = _hits(samples)
         facts = {
             "n": n["effective"],
             "n_documents": n["original"],
-            "n_truncated": getattr(lm, "n_truncated", None),
+            "n_truncated": output["n_truncated"],
             "results": [*_results(output, self.name, hits), *_answer_bits(self, samples)],
             "answers": [
                 {"metric": metric, "filter": filter, "correct": "".join("01"[by_id[id]] for id in sorted(by_id))}
@@ -118,6 +109,34 @@ class HarnessTask:
             ],
         }
         return facts, hits
+
+    def _output(self, new_model: Callable[[], "LM"]) -> dict[str, Any]:
+        """What the harness says; a metric that it cannot compute is left out, with a warning. Raises ValueError where
+        others fail, too."""
+        from lm_eval import evaluator
+
+        def output() -> dict[str, Any]:
+            loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
+            lm = new_model()
+            found = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+            return {**found, "n_truncated": getattr(lm, "n_truncated", None)}
+
+        try:
+            return output()
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # metrics, filters and functions of tasks each raise their own
+            told = f"task {self.name!r}: lm-eval {version('lm-eval')} cannot score"
+            reason = f"({type(error).__name__}: {one_line(error)})"
+            metrics = getattr(self.loaded, "_metric_fn_list", {})
+            for name in metrics if len(metrics) > 1 else ():
+                self.loaded._metric_fn_list = {other: metrics[other] for other in metrics if other != name}
+                with suppress(Exception):
+                    found = output()
+                    warnings.warn(f"{told} {name} {reason}: it is left out", stacklevel=2)
+                    return found
+            fix = f"its metrics are {', '.join(metrics)}: leave out in its YAML what does not fit"
+            raise ValueError(f"{told} it {reason}; {fix}") from error
 
 
 def evaluate(

@@ -83,6 +83,25 @@ def test_accuracy_of_multiple_choice_is_that_of_our_own_log_probabilities(place)
     assert evaluation.run_id == model.config.run_id
 
 
+def test_a_metric_that_the_harness_cannot_compute_costs_itself_alone(place):
+    """Two right answers: a best one among them counts; lm-eval compares the list with one number for mutual
+    information."""
+    folder, model = place
+    both = [{**question, "answer": [0, 2]} for question in QUESTIONS]
+    choice = {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "answer"}
+    for name, metrics in (("two_right", ["acc", "acc_mutual_info"]), ("none_scored", ["acc_mutual_info"])):
+        listed = [{"metric": metric} for metric in metrics]
+        write_task(folder, name, both, output_type="multiple_choice", **choice, metric_list=listed)
+    with pytest.warns(UserWarning, match=r"task 'two_right': lm-eval .* cannot score acc_mutual_info .*ambiguous"):
+        evaluation, scores = evaluated(place, "two_right")
+    assert scores.keys() == {("acc", "none")} and evaluation.n == len(QUESTIONS)
+    best = [max(each["choices"], key=lambda text, of=each: log_p(model, of["question"], f" {text}")) for each in both]
+    right = [text in (each["choices"][0], each["choices"][2]) for text, each in zip(best, both, strict=True)]
+    assert scores["acc", "none"].value == sum(right) / len(right)
+    with pytest.raises(ValueError, match=r"task 'none_scored': lm-eval .* its metrics are acc_mutual_info: leave out"):
+        evaluated(place, "none_scored")
+
+
 def test_perplexity_reads_a_long_text_in_windows_that_do_not_overlap(place):
     evaluation, results = evaluated(place, "count_text")
     _, model = place
