@@ -34,8 +34,8 @@ Causal trace: from which layer on the state at one position holds what the answe
 
     x'_0 = x_0 + 3 sd(x_0) e, e standard normal;   restored(l) = (loss' - loss' with x'_l := x_l at T) / (loss' - loss)
 
-of the last position T, sums over sequences: 1 at L, and at every l in a model without attention (2202.05262; there of
-one prompt with a corrupted subject, restored at each position; here all positions are corrupted).
+of the last position T, sums over sequences: 1 at L, and at every l in a model without attention. The map restores
+x'_l at each position t in turn (2202.05262; there of one prompt with a corrupted subject; here all are corrupted).
 
 Layer removal: the loss and accuracy lost by leaving out a block, or a contiguous range of blocks.
 
@@ -61,7 +61,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import (
     BootstrapEstimate,
     bootstrap,
@@ -260,35 +259,50 @@ NOISE = 3.0
 def add_trace_rows(context: MeasureContext, rows: Measurements) -> None:
     """The share of the loss that noise in the embeddings adds which a clean state at the last position restores, by
     layer, and its score with a bootstrap over sequences."""
+    loss_NF = _traced(context, [context.scored.targets.shape[1] - 1])
+    estimate = bootstrap(lambda loss_RF: mean_of_last(_restored(loss_RF)[:, :-1]), loss_NF, rng=context.rng())
+    rows.add_score("trace_restored", estimate)
+    rows.add_layers("trace_restored", finites(_restored(loss_NF.mean(0)[None])[0]), len(loss_NF), first=0)
+
+
+def add_trace_map_rows(context: MeasureContext, rows: Measurements) -> None:
+    """That share for a clean state at each layer and position."""
+    n_positions = context.scored.targets.shape[1]
+    loss_NF = _traced(context, range(n_positions))
+    share_TL = _restored(loss_NF.mean(0)[None]).reshape(n_positions, -1)
+    for position, share_L in enumerate(share_TL, start=1):
+        rows.add_layers(f"trace_map@{position}", finites(share_L), len(loss_NF), first=0)
+
+
+def _restored(loss_RF: np.ndarray) -> np.ndarray:
+    return ratio(loss_RF[:, 1:2] - loss_RF[:, 2:], loss_RF[:, 1:2] - loss_RF[:, :1])
+
+
+def _traced(context: MeasureContext, positions: Sequence[int]) -> np.ndarray:
+    """The loss at the last position by sequence: of the model; with noise; and with noise and the clean state at each
+    of these positions (from 0), at each of the layers 0 to L."""
     probed = context.probed
-    n_layers = probed.n_layers
-    # The loss at the last position alone, and one draw of noise for all sequences.
-    last = replace(context.scored, targets=context.scored.targets.clone())
-    last.targets[:, :-1] = IGNORED
-    noise_TD = torch.from_numpy(context.rng().standard_normal((last.targets.shape[1], probed.stream_width))).float()
+    layers = range(1, probed.n_layers + 1)
+    length = context.scored.targets.shape[1]
+    # One draw for all sequences.
+    noise_TD = torch.from_numpy(context.rng().standard_normal((length, probed.stream_width))).float()
 
     def of_part(part: Scored) -> list[Tensor]:
         states = list(stream(probed, part.inputs))
         noisy = [states[0] + NOISE * states[0].std() * noise_TD.to(states[0].device)]
-        for layer in range(1, n_layers + 1):
+        for layer in layers:
             noisy.append(probed.block(layer, noisy[-1]))
 
         def loss(x_BTD: Tensor) -> Tensor:
-            return sequence_loss(probed, x_BTD[None], part.targets, 1.0)[0]
+            return sequence_loss(probed, x_BTD[None, :, -1:], part.targets[:, -1:], 1.0)[0]
 
         losses = [loss(states[-1]), loss(noisy[-1])]
-        for restored in range(n_layers + 1):
-            x_BTD = torch.cat((noisy[restored][:, :-1], states[restored][:, -1:]), dim=1)
-            for layer in range(restored + 1, n_layers + 1):
+        for position, restored in itertools.product(positions, range(probed.n_layers + 1)):
+            x_BTD = noisy[restored].clone()
+            x_BTD[:, position] = states[restored][:, position]
+            for layer in layers[restored:]:
                 x_BTD = probed.block(layer, x_BTD)
             losses.append(loss(x_BTD))
         return [torch.stack(losses, dim=1)]
 
-    (loss_NF,) = by_sequence(probed, last.parts(probed), of_part)
-
-    def restored(loss_RF: np.ndarray) -> np.ndarray:
-        return ratio(loss_RF[:, 1:2] - loss_RF[:, 2:], loss_RF[:, 1:2] - loss_RF[:, :1])
-
-    estimate = bootstrap(lambda loss_RF: mean_of_last(restored(loss_RF)[:, :-1]), loss_NF, rng=context.rng())
-    rows.add_score("trace_restored", estimate)
-    rows.add_layers("trace_restored", finites(restored(loss_NF.mean(0)[None])[0]), len(loss_NF), first=0)
+    return by_sequence(probed, context.scored.parts(probed), of_part)[0]

@@ -49,6 +49,7 @@ SUITE: dict[str, AddRows] = {
     "joint": usefulness.add_joint_rows,
     "spans": usefulness.add_span_rows,
     "trace": interventions.add_trace_rows,
+    "trace_map": interventions.add_trace_map_rows,
     "activations": sparsity.add_activation_rows,
     "gradients": derivatives.add_gradient_rows,
     "lens": loss.add_lens_rows,

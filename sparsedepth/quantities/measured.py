@@ -7,14 +7,14 @@ fit of `usefulness` are priced in `sparsedepth.plan.estimate`. A fork of the res
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any, get_args
 
 from sparsedepth import plugins
-from sparsedepth.quantities.quantity import OTHER_COLUMNS, Column, Measure, Quantity, RunSizes, Table
+from sparsedepth.quantities.quantity import OTHER_COLUMNS, Measure, Quantity, RunSizes, Table, columns_of
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -22,6 +22,7 @@ INVERSE = "2602.05970"  # Inverse Depth Scaling From Most Layers Being Similar
 EFFICIENT = "2505.13898"  # Do Language Models Use Their Depth Efficiently?
 DEEPER = "2403.17887"  # The Unreasonable Ineffectiveness of the Deeper Layers
 INFLUENCE = "2403.03853"  # ShortGPT
+TRACED = "2202.05262"  # Locating and Editing Factual Associations in GPT
 CONTROL = "control, ours"
 
 COSINE = (-1.0, 1.0)
@@ -78,6 +79,11 @@ def _jacobian(sizes: RunSizes) -> tuple[float, float]:
     return 1 + (3 * sizes.jacobian_probes if sizes.jacobian_probes else exact), 0
 
 
+def _traces(sizes: RunSizes, positions: int) -> tuple[float, float]:
+    forks = positions * (sizes.n_layers + 1)
+    return 2 + forks / 2, (2 + forks) / sizes.seq_len  # the head reads one position of a sequence
+
+
 def _released_code(sizes: RunSizes) -> tuple[float, float]:
     pairs = _all_pairs(sizes)
     return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
@@ -103,9 +109,8 @@ _OURS: tuple[Measure, ...] = (
     ),
     JOINT := Measure("joint", _jointly, source="ours", on_request=True),
     SPANS := Measure("spans", _by_layer, source=INVERSE, on_request=True),
-    TRACE := Measure(
-        "trace", lambda sizes: (2.5 + sizes.n_layers / 2, sizes.n_layers + 3.0), source="2202.05262", on_request=True
-    ),
+    TRACE := Measure("trace", lambda sizes: _traces(sizes, 1), source=TRACED, on_request=True),
+    TRACE_MAP := Measure("trace_map", lambda sizes: _traces(sizes, sizes.seq_len), source=TRACED, on_request=True),
     ACTIVATIONS := Measure("activations", lambda sizes: (4, 0), on_request=True),
     GRADIENTS := Measure("gradients", lambda sizes: (3, 3), source=CURSE, on_request=True),
     LENS := Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), source=EFFICIENT, on_request=True),
@@ -203,6 +208,8 @@ _RECORDS: tuple[Quantity, ...] = (
         "(loss with noise - loss), of the last position, layers 0 to n_layers: from which layer on the state there "
         "holds what the answer needs", "share", tables=RUNS_LAYERS, bounds=(-inf, inf), has_interval=True,
         in_runs="mean over layers, without the last, of the {}"),
+    TRACE_MAP.number("trace_map", "that share with x_l clean at another position, whose number from 1 on ends the "
+        "metric's name, layers 0 to n_layers", "share", tables=LAYERS, bounds=(-inf, inf)),
     CAUSAL.number("causal_score", "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - "
         "x_(l-1), u' with block s skipped", source=f"{SPARSITY} after {EFFICIENT}", stage="effectiveness",
         rows="causal_effect", carried_by="first", **SCORE),
@@ -380,31 +387,24 @@ def _check(plugin: plugins.Plugin) -> None:
         if not each.tables or not {*each.tables} <= {*get_args(Table)}:
             raise ValueError(f"{each.name} has tables {each.tables!r}; choose from {', '.join(get_args(Table))}")
         _ = each.axis_label  # raises for a field of another type
-    if twice := [name for (name, _), n in Counter((each.name, each.view) for each in _columns(own)).items() if n > 1]:
+    if twice := [
+        name for (name, _), n in Counter((column.name, column.view) for column in columns_of(own)).items() if n > 1
+    ]:
         raise ValueError(f"its QUANTITIES have {twice[0]} twice; leave one out")
-
-
-def _columns(records: Iterable[Quantity]) -> Iterator[Column]:
-    """Those of the records, and of their profiles over depth."""
-    for each in records:
-        for record in (each, *(each.depth_columns() if each.carried_by else ())):
-            yield from record.columns()
 
 
 def _with_plugins() -> tuple[tuple[plugins.Plugin, ...], list[Measure], list[Quantity]]:
     """Ours, then theirs: on request, since the default of `measures` is part of a run's hash. Raises ValueError for a
     name that is taken; an installed one with such a name is left out."""
-    kept = list[plugins.Plugin]()
-    measures = [*_OURS]
-    records = [*_RECORDS]
+    kept, measures, records = list[plugins.Plugin](), [*_OURS], [*_RECORDS]
     for plugin in plugins.load(_check):
         measure = plugin.get("MEASURE")
         own = [replace(each, measure=measure.name) for each in plugin.get("QUANTITIES")] if measure else []
-        taken = {*OTHER_COLUMNS.split(), *(column.name for column in _columns(records))}
+        taken = {*OTHER_COLUMNS.split(), *(column.name for column in columns_of(records))}
         if measure:
             if not plugins.is_accepted(plugin, "measure", [measure.name], [each.name for each in measures]):
                 continue
-            if not plugins.is_accepted(plugin, "quantity", [column.name for column in _columns(own)], taken):
+            if not plugins.is_accepted(plugin, "quantity", [column.name for column in columns_of(own)], taken):
                 continue
             measures.append(replace(measure, on_request=True))
             records += own

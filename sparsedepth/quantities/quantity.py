@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -180,6 +180,13 @@ class Column:
     source: str = ""
     quantity: Quantity | None = field(default=None, repr=False)
     """None for configuration and other facts that are not measured."""
+
+
+def columns_of(records: Iterable[Quantity]) -> Iterator[Column]:
+    """Those of the records, and of their profiles over depth."""
+    for each in records:
+        for record in (each, *(each.depth_columns() if each.carried_by else ())):
+            yield from record.columns()
 
 
 class RunSizes(Protocol):

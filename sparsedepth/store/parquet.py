@@ -85,11 +85,16 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
     if n_rows > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
     if n_bytes <= limit < n_bytes + sum(texts.values()):
-        encoded = pq.ParquetFile(file, read_dictionary=[*texts]).read_row_groups([*groups], [*texts], use_threads=False)
-        n_bytes += sum(_text_bytes(chunk) for column in encoded.columns for chunk in column.chunks)
+        rows = encoded(file, [*texts], groups, [*texts])
+        n_bytes += sum(_text_bytes(chunk) for column in rows.columns for chunk in column.chunks)
     if n_bytes > limit:
         raise ValueError(f"would take {n_bytes / 1e6:,.0f} MB in memory, and at most {limit / 1e6:,.0f} MB are read")
     return parquet
+
+
+def encoded(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int], texts: Sequence[str]) -> pa.Table:
+    """These columns of a file whose size is known, texts as dictionaries."""
+    return pq.ParquetFile(file, read_dictionary=[*texts]).read_row_groups([*groups], [*names], use_threads=False)
 
 
 def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:

@@ -35,6 +35,7 @@ from sparsedepth.store.parquet import (
     check_within,
     codec_of,
     empty_table,
+    encoded,
     read_within,
     refuse_twice,
     rows_table,
@@ -141,8 +142,7 @@ class StoredTable:
         """Of a table whose size is checked."""
         if self.keys:
             texts = [name for name in self.keys if pa.types.is_string(self.schema.field(name).type)]
-            parquet = pq.ParquetFile(self.file, read_dictionary=texts)
-            refuse_twice(parquet.read_row_groups([*self.groups], [*self.keys], use_threads=False), self.keys)
+            refuse_twice(encoded(self.file, self.keys, self.groups, texts), self.keys)
 
 
 @dataclass(frozen=True)

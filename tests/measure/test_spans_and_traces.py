@@ -6,12 +6,14 @@ import torch
 from reference import FAMILIES, run_config
 from support.handmade_models import HandMadeModel, by_layer, found_by, identity, integers, normal, residual_mlp, score
 from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sparsedepth.config.run import MeasureOnlyConfig
-from sparsedepth.measure.interventions import NOISE, add_permutation_rows, add_trace_rows
+from sparsedepth.measure.interventions import NOISE, add_permutation_rows, add_trace_map_rows, add_trace_rows
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import add_span_rows, fit_affine
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES, pairs_to_swap
 
@@ -75,6 +77,71 @@ def test_what_earlier_positions_hold_is_restored_late():
     found = found_by(add_trace_rows, model, Scored.text(TOKENS))
     assert by_layer(found, "trace_restored") == pytest.approx([0, 0, 1, 1], abs=1e-6)
     assert found.summary["trace_restored"] == pytest.approx(1 / 3)
+
+
+def of_position(found, position: int) -> list[float]:
+    return by_layer(found, f"trace_map@{position}")
+
+
+def test_a_map_shows_at_which_layer_an_answer_moves_from_where_to_where():
+    """Block 2 copies the state of position 1 to all: the answer is there before it and at the last position, 16, after
+    it; no other position ever has it."""
+
+    def copied(x_BTD):
+        return x_BTD[:, :1].expand_as(x_BTD).clone()
+
+    found = found_by(
+        add_trace_map_rows, HandMadeModel([identity, copied, identity], normal(40, 4)), Scored.text(TOKENS)
+    )
+    assert of_position(found, 1) == pytest.approx([1, 1, 0, 0], abs=1e-6)
+    assert of_position(found, 16) == pytest.approx([0, 0, 1, 1], abs=1e-6)
+    assert sum(map(sum, (of_position(found, position) for position in range(2, 16)))) == pytest.approx(0, abs=1e-5)
+    assert {row["metric"] for row in found.layers} == {f"trace_map@{position}" for position in range(1, 17)}
+
+
+def test_a_map_against_a_loop_on_transformers_alone():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, initializer_range=0.3, **sizes)).eval()
+    found = found_by(add_trace_map_rows, ProbedHfModel(model), Scored.text(TOKENS))
+    noise = torch.from_numpy(np.random.default_rng(0).standard_normal((16, 16))).float()
+    blocks = [model.model.embed_tokens, *model.model.layers]
+
+    def run(after=lambda layer, x: x) -> tuple[float, list[torch.Tensor]]:
+        """The loss at the last position, and the states that `after` makes of the outputs of the layers."""
+        states: list[torch.Tensor] = []
+
+        def changed(layer, x):
+            states.append(after(layer, x.clone()))
+            return states[-1]
+
+        hooks = [
+            block.register_forward_hook(lambda module, given, x, layer=layer: changed(layer, x))
+            for layer, block in enumerate(blocks)
+        ]
+        with torch.no_grad():
+            logits = model(TOKENS[:, :-1]).logits[:, -1]
+        for hook in hooks:
+            hook.remove()
+        return cross_entropy(logits, TOKENS[:, -1]).item(), states
+
+    clean, states = run()
+
+    def traced(layer: int, position: int) -> float:
+        def after(at, x):
+            x = x + NOISE * states[0].std() * noise if at == 0 else x
+            if at == layer:
+                x[:, position] = states[at][:, position]
+            return x
+
+        return run(after)[0]
+
+    noisy = traced(-1, 0)
+    for position in (0, 7, 14, 15):
+        expected = [(noisy - traced(layer, position)) / (noisy - clean) for layer in range(4)]
+        assert of_position(found, position + 1) == pytest.approx(expected, abs=1e-4)
+    last = by_layer(found_by(add_trace_rows, ProbedHfModel(model), Scored.text(TOKENS)), "trace_restored")
+    assert of_position(found, 16) == pytest.approx(last, abs=1e-6)
 
 
 def test_traces_against_a_plain_loop():
