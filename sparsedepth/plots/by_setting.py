@@ -82,11 +82,12 @@ OUTLIER = 3.0
 
 def curves(store: Store) -> Drawing:
     """Training loss during training."""
-    last = "max(tokens) over (partition by run_id)"  # in 50 bins, since single steps are noise
+    # Single steps are noise: means of about five, or of a 50th, at their mean place.
     rows = store.frame(
-        "select run_id, 'train_loss' as metric, x, avg(value) as value from (select run_id, train_loss as value, "
-        f"ceil(50 * tokens / {last}) * {last} / 50 as x from curves) where x > 0 and value is not "
-        "null group by all order by x, run_id"
+        "select run_id, 'train_loss' as metric, avg(tokens) as x, avg(train_loss) as value from (select *, "
+        "max(tokens) over own as last, least(50, greatest(12, count(*) over own // 5)) as bins from curves "
+        "where train_loss is not null and tokens > 0 window own as (partition by run_id)) "
+        "group by run_id, ceil(bins * tokens / last) order by x, run_id"
     )
     notes = " The axis is that of the loss after the first fifth of training."
     return by_setting(compared_runs(store), rows, "no finished run has a curve of its loss", notes)

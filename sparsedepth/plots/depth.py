@@ -84,7 +84,9 @@ def _lines_over_depths(points: pd.DataFrame, order: Sequence[str], names: Sequen
         key=lambda column: column if column.name == "x" else column.map(order.index),
     )
     kinds = [_panel(name, points[points["panel"] == name]) for name in names]
-    return lines_drawing(points, kinds, notes)
+    return lines_drawing(
+        points, kinds, notes + " Dotted: every block is needed." * any(kind.decorate for kind in kinds)
+    )
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
@@ -93,8 +95,11 @@ def _is_measured(runs: pd.DataFrame, name: str) -> bool:
 
 def _panel(name: str, points: pd.DataFrame) -> Panel:
     is_log = IN_RUNS[name].scale == "log" and (points["mean"] > 0).all()
-    decorate = _every_block_is_needed if name == NEEDED[0] else None
-    return panel_of(name, x="depth", x_label="n_layers", scale="log" if is_log else "linear", decorate=decorate)
+    look: dict[str, Any] = {"x": "depth", "x_label": "n_layers", "scale": "log" if is_log else "linear"}
+    # Far above the points the diagonal would flatten them.
+    if name == NEEDED[0] and 3 * points[["mean", "hi"]].stack().max() >= points["x"].max():
+        look |= {"decorate": _every_block_is_needed, "range": range_of(points.assign(hi=points["x"]))}
+    return panel_of(name, **look)
 
 
 def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:

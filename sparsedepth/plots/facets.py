@@ -123,12 +123,12 @@ def draw_facets(
     by_panel = {kind.key: rows[rows["panel"] == kind.key] for kind in kinds}
     varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or kinds
     parts = [part for kind in varied for part in _parts(kind, by_panel[kind.key], {} if styles else named)]
-    forms = {kind.form for kind, _ in parts}
+    forms = {str(kind.form) for kind, _ in parts}
     columns, size = (4, (2.7, 2.3)) if "apart" in forms else (columns, size)
     page, axes = panels(len(parts), columns, *size)
     for axis, (kind, own) in zip(axes, parts, strict=True):
         draw = partial(_draw_map, named=named) if kind.form == "map" else partial(draw_panel, styles=looks)
-        draw(axis, kind, by_panel[kind.key], own=own)
+        forms |= draw(axis, kind, by_panel[kind.key], own=own)
     names = {named[setting]: style for setting, style in looks.items()}
     has_names = len(names) + len(extra) > 1 or "=" in "".join(names)  # a lone line that is not the baseline has one
     if has_names and "lines" in forms:
@@ -156,7 +156,7 @@ def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterato
         yield replace(kind, title=folded(escaped(title), 30), form="apart"), (first, name)
 
 
-def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, str], own: Sequence[str]) -> None:
+def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, str], own: Sequence[str]) -> set[str]:
     """Means, a row for each setting, by its name, a column for each layer."""
     means = rows.pivot(index="setting", columns="x", values="mean").loc[[*own]]
     is_wide = kind.scale == "linear" and linear_below(rows["mean"].dropna()) is not None
@@ -168,6 +168,7 @@ def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, st
     axis.set(xlabel=kind.x_label, title=kind.title)
     colour_bar(axis, image, kind.y_label)
     axis.marks = _marks(kind, rows, rows["x"], rows["setting"].map([*own].index))
+    return set()
 
 
 def _marks(kind: Panel, rows: pd.DataFrame, x: pd.Series, y: pd.Series) -> pd.DataFrame:
@@ -177,12 +178,13 @@ def _marks(kind: Panel, rows: pd.DataFrame, x: pd.Series, y: pd.Series) -> pd.Da
 
 def draw_panel(
     axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style], own: Sequence[str] = ()
-) -> None:
+) -> set[str]:
     """The lines of one panel, those that are not its `own` in the background; then its scales, its range and its
-    labels."""
+    labels. Returns what the caption tells."""
     settings = [name for name in styles if (rows["setting"] == name).any()]
     own = own or settings
-    has_bars = rows["x"].nunique() <= MOST_BARS or len(own) > MOST_LINES  # else intervals are bands
+    # Else intervals are bands, which would fill a panel where they reach 0.
+    has_bars = rows["x"].nunique() <= MOST_BARS or len(own) > MOST_LINES or (rows["lo"] <= 0).any()
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
     for i, name in enumerate(settings):
         line = shown[shown["setting"] == name]
@@ -193,13 +195,24 @@ def draw_panel(
             axis.plot(line["x"], line[["lo", "hi"]], linewidth=0)  # one range with the others
     is_own = rows["setting"].isin(own)
     axis.marks = _marks(kind, rows[is_own], shown.loc[is_own, "x"], rows.loc[is_own, "mean"])
-    ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
-    set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
-    low, high = kind.range or axis.get_ylim()
+    is_cut = _set_range(axis, kind, rows)
     if kind.decorate:
         kind.decorate(axis, shown)
-    axis.set_ylim(low, high)
     _label(axis, kind, sorted(set(rows["x"])))
+    return {"cut" if is_cut else "", "beside" if (shown["x"] != rows["x"]).any() else ""}
+
+
+def _set_range(axis: Any, kind: Panel, rows: pd.DataFrame) -> bool:
+    """The scale and the range of the vertical axis. Whether it cuts intervals: by layer those of few seeds, down to 0,
+    would fill an axis of several decades, so that has the range of the means."""
+    is_by_layer = kind.x in ("whole", "share") and kind.scale != "log"
+    ends = rows[["mean", "lo", "hi"][: 1 if is_by_layer else 3]].stack().dropna()
+    set_layer_scale(axis, kind.scale, ends[(ends > 0) | (kind.scale != "log")].tolist())
+    if is_by_layer and axis.get_yscale() != "linear":
+        axis.dataLim.intervaly = ends.min(), ends.max()
+        axis.autoscale_view()
+    axis.set_ylim(kind.range)
+    return is_by_layer and rows["lo"].min() < axis.get_ylim()[0]
 
 
 def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.Series:
@@ -210,7 +223,7 @@ def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.S
         return rows["x"]
     place = rows["setting"].map({name: i / (len(settings) - 1) - 0.5 for i, name in enumerate(settings)})
     if kind == "whole":
-        return rows["x"] + 0.5 * (points[-1] - points[0]) / (len(points) - 1) * place
+        return rows["x"] + 0.3 * (points[-1] - points[0]) / (len(points) - 1) * place
     return rows["x"] * (points[-1] / points[0]) ** (0.05 * place)  # the first and the last: 5% of the axis apart
 
 
@@ -235,7 +248,7 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
     if has_interval and has_bars:
         axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1, gid=gid)
     elif has_interval:
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, gid=gid)
+        axis.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0, gid=gid)
 
 
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:

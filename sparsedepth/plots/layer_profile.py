@@ -163,7 +163,9 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     forms = sound_layer_metrics(relative, pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))
     notes = layer_metrics_caption(forms, SMALL_LOSS)
     if not paper_width():
-        page.suptitle(profile_title(profile, degenerate), x=0.01, y=0.985, ha="left", fontsize=10)
+        page.suptitle(
+            profile_title(profile, degenerate), x=0.01, y=1 - 0.06 / page.get_figheight(), ha="left", fontsize=10
+        )
     caption(page, profile_caption(profile, degenerate, notes, int(rows["value"].count() - shown["value"].count())))
     return page
 
@@ -171,17 +173,17 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
 def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
     """A page with rows of panels, then rows of maps; and the axes of each."""
     paper = paper_width()
-    n_columns = int(paper / 2.2) or COLUMNS
-    n_rows = -(-n_panels // n_columns)
-    n_map_rows = -(-n_maps // n_columns)
-    heights = [1.75] * n_rows + [2.3] * n_map_rows or [1.75]  # inches
+    cells: list[tuple[int, int, int]] = []  # row, column, of so many columns
+    heights: list[float] = []  # inches
+    for n, height in ((n_panels, 1.75), (n_maps, 2.3)):
+        n_columns = int(paper / 2.2) or (COLUMNS - (n % COLUMNS == 1 < n))  # none is alone in a row
+        cells += [(len(heights) + i // n_columns, i % n_columns, n_columns) for i in range(n)]
+        heights += [height] * -(-n // n_columns)
+    heights = heights or [1.75]
     page = Figure(figsize=(paper or 11, sum(heights) + 0.8))
-    axes = [*page.subplots(len(heights), n_columns, squeeze=False, height_ratios=heights).flat]
-    panels = axes[:n_panels]
-    maps = axes[n_rows * n_columns :][:n_maps]
-    for axis in {*axes} - {*panels, *maps}:
-        axis.remove()
-    return page, panels, maps
+    grid = page.add_gridspec(len(heights), 12, height_ratios=heights)
+    axes = [page.add_subplot(grid[row, 12 * i // n : 12 * (i + 1) // n]) for row, i, n in cells]
+    return page, axes[:n_panels], axes[n_panels:]
 
 
 def _degenerate(profile: LayerProfile) -> dict[str, str]:
@@ -223,7 +225,7 @@ def _legend_above(axis: Any, labels: Sequence[str]) -> None:
     n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= 27 else 1  # characters
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
-    room = 0.04 + 0.11 * -(-len(labels) // n_columns)  # as a share of the panel's height
+    room = 0.05 + 0.13 * -(-len(labels) // n_columns)  # as a share of the panel's height
     axis.set_ylim(top=float(scale.inverted().transform(high + (high - low) * room / (1 - room))))
     legend = axis.legend(
         fontsize=6.5, handlelength=1.6, borderaxespad=0.1, labelspacing=0.2, columnspacing=1.0, ncols=n_columns,

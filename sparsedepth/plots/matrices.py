@@ -79,7 +79,10 @@ def page_of_matrices(values: pd.DataFrame, depth: int, notes: str = "") -> Figur
     for i, metric in enumerate(metrics):
         _draw_row(axes[i * len(settings) : (i + 1) * len(settings)], metric, values, settings, depth)
     n_runs = int(values["n_runs"].max())
-    caption(page, f"{depth} layers; mean over up to {counted(n_runs, 'run')} each. Grey: missing pairs." + notes)
+    caption(
+        page,
+        f"The deepest, {depth} layers; mean over up to {counted(n_runs, 'run')} each. Grey: missing pairs." + notes,
+    )
     return page
 
 
@@ -127,10 +130,11 @@ def draw_matrix(axis: Any, metric: str, matrix: np.ndarray, norm: Normalize) -> 
     look = {"cmap": "viridis_r", "norm": norm, "rasterized": True}
     image = axis.pcolormesh(edges, edges, np.ma.masked_invalid(matrix)[first:, first:], **look)
     axis.set_aspect("equal")
-    axis.spines[:].set_visible(False)
     for which, label in zip((axis.xaxis, axis.yaxis), AXES.get(metric, ("layer", "later layer")), strict=True):
         layer_ticks(which)
         which.set_label_text(label, size=8)
+    gap = BY_PAIR[metric].measure != "removal"  # else ticks are a cell away from the map
+    axis.set(xlim=(edges[0], edges[-1] - gap), ylim=(edges[0] + gap, edges[-1]))
     axis.tick_params(length=2, labelsize=8)
     axis.grid(False)
     return image

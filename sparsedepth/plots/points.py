@@ -59,7 +59,7 @@ from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import UsableForm, degeneracy, score_rows, usable_forms
 from sparsedepth.store.saved_queries import QUESTIONS
-from sparsedepth.store.search import least_seeds, on_front, search_of
+from sparsedepth.store.search import MATCHED, least_seeds, on_front, search_of
 from sparsedepth.store.subject import is_imported
 from sparsedepth.words.captions import (
     chain_caption,
@@ -259,12 +259,15 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
 
 def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: str, notes: str) -> Figure:
     """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
+    names = [*dict.fromkeys(name for pair in pairs for name in pair)]
+    even = [name for name in names if np.ptp(cells[name]) <= cells[name].max() * MATCHED * (name == "train_flops")]
+    if varied := [pair for pair in pairs if not {*pair} & {*even}]:
+        pairs, notes = varied, notes + same_note(even)
     page, axes = panels(len(pairs), 3, 3.4, 3.3)
     depth_legend(page, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]))
     for axis, pair in zip(axes, pairs, strict=True):
         _draw_front(axis, cells, *pair)
     has_bars = len(cells) <= MANY_CELLS and bool((cells["n_seeds"] > 2).any())
-    names = [*dict.fromkeys(name for pair in pairs for name in pair)]
     caption(page, front_caption(cells, noun, names, has_bars) + notes)
     return page
 

@@ -75,8 +75,7 @@ def rho_text(found: "Link") -> str:
     """'ρ = +0.42 [-0.10, +0.76]'."""
     if found.rho is None:
         return "ρ undefined"
-    ends = "(no interval)" if found.lo is None else f"[{found.lo:+.2f}, {found.hi:+.2f}]"
-    return f"ρ = {found.rho:+.2f} {ends}"
+    return f"ρ = {found.rho:+.2f}" + ("" if found.lo is None else f" [{found.lo:+.2f}, {found.hi:+.2f}]")
 
 
 # Sentences of captions
@@ -98,6 +97,8 @@ def means_text(points: "pd.DataFrame") -> str:
 def parts_note(forms: Collection[str], first: str, even: Iterable["Panel"]) -> str:
     """' Each setting stands beside baseline (black); ...'; '' of plain panels that all vary."""
     text = f" Each setting stands beside {first} (black); pale: the others." * ("apart" in forms)
+    text += " Points of one x stand side by side." * ("beside" in forms)
+    text += " Intervals are cut where the axis ends." * ("cut" in forms)
     text += " Heat maps show means; their intervals are in the CSV." * ("map" in forms)
     return text + same_note([panel.y_label.replace("\n", " ") for panel in even])
 
@@ -193,10 +194,8 @@ def depth_caption(points: "pd.DataFrame", n_settings: int, n_single: int, n_dive
     """`points`: of all settings, of which `n_settings` are drawn."""
     names = set(points["panel"])
     text = f" {counted(n_settings, 'setting')}, at tuned values, if any."
-    text += " Points of one depth are drawn side by side." * (n_settings > 1)
     if "residual_variance_last" in names:
         text += " Geometric means on logarithmic axes."
-    text += " Dotted: every block is needed." * ("needed_layers" in names)
     if "residual_variance_last" in names:
         text += lr_range(
             points["lr"], f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
@@ -228,8 +227,8 @@ def models_note(n: int) -> str:
 
 def chain_caption(points: "pd.DataFrame", names: Sequence[str], n_diverged: int, degenerate: str) -> str:
     missing = [name for name in names if points[name].isna().all()]
-    text = f"{counted(len(points), 'finished run')}, {n_diverged} diverged (not shown). ρ: Spearman's correlation [95% "
-    text += f"interval over settings, from six on].{degenerate}{lr_range(points['lr'])}"
+    text = f"{counted(len(points), 'finished run')}, {n_diverged} diverged (not shown). ρ: Spearman's correlation, "
+    text += f"from six settings on with its [95% interval over them].{degenerate}{lr_range(points['lr'])}"
     return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
@@ -245,7 +244,7 @@ def front_caption(cells: "pd.DataFrame", noun: str, names: Sequence[str], has_ba
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
     return (
         f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
-        f"front of {', '.join(names)}. Line: the Pareto front of the panel's two quantities."
+        f"front of {', '.join(names)}. Line: the Pareto front of the panel's two quantities, if it has several points."
     )
 
 

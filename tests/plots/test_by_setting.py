@@ -153,7 +153,12 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
     ends = [{"step": step, "tokens": 512 * step, "train_loss": 3.0} for step in (56, 57)]  # 29184 / (29184 / 50) > 50
     make_run(tmp_path / "end", config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, curves=ends)
     with open_store(tmp_path / "end") as store:
-        assert FIGURES["curves"].drawing(store).data["x"].max() == 512 * 57
+        assert FIGURES["curves"].drawing(store).data["x"].tolist() == [512 * 56.5]
+    noisy = [{"step": step, "tokens": step, "train_loss": 5 - step / 50 + 0.5 * (-1) ** step} for step in range(1, 121)]
+    make_run(tmp_path / "noisy", config_of(n_layers=2), {"val_loss": 3.0}, curves=noisy)
+    with open_store(tmp_path / "noisy") as store:  # means of five: the noise is a fifth, the slope as it was
+        points = FIGURES["curves"].drawing(store).data
+        assert len(points) == 24 and (points["mean"] - (5 - points["x"] / 50)).abs().max() == pytest.approx(0.1)
     score, layers = {"causal_score": 0.4, "causal_score_largest_share": 0.9}, [layers[2] | {"metric": "causal_effect"}]
     make_run(tmp_path / "one", config_of(n_layers=2), {"val_loss": 3.0} | score, layers=layers)
     with open_store(tmp_path / "one") as store, pytest.raises(NothingToDraw, match=r"^Degenerate, .* causal_effect \("):

@@ -59,6 +59,12 @@ def test_a_panel_has_the_correlations_and_intervals_of_effects():
         assert "within depth: ρ = {:+.2f} [{:+.2f}, {:+.2f}], n = 32".format(*within) in axis.get_title()
 
 
+def test_without_an_interval_the_caption_says_from_when_on():
+    page = correlations(RUNS.query("weight_decay == 0 and depth_scale == 'none'")).page()
+    assert "interval" not in "".join(axis.get_title() for axis in page.axes)
+    assert "from six settings on with its [95% interval over them]" in " ".join(page.get_supxlabel().split())
+
+
 def noisy(values, config):
     """Without two quantities that agree in rank."""
     rng = np.random.default_rng(

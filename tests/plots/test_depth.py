@@ -71,9 +71,12 @@ def test_the_page_has_a_panel_per_quantity_with_labels_that_are_right():
     drawn.draw_without_rendering()
     low, high = drawn.axes[3].get_ylim()  # means alike, intervals over decades
     assert sum(low < tick < high for tick in drawn.axes[3].get_yticks()) >= 3
-    few = page(RUNS.assign(needed_layers=np.where(RUNS["n_layers"] == 8, 2.0, 1.0) + 0.1 * RUNS["seed"])).axes[1]
-    assert few.get_ylim()[1] < 4  # the diagonal goes on to 8
-    assert "Dotted: every block is needed" in caption(RUNS)
+    low, high = drawn.axes[1].get_ylim()
+    assert low < 2 and high > 8 and "Dotted: every block is needed" in caption(RUNS)  # the diagonal, whole
+    few = RUNS.assign(needed_layers=np.where(RUNS["n_layers"] == 8, 2.0, 1.0) + 0.1 * RUNS["seed"])
+    axis = page(few).axes[1]
+    assert axis.get_ylim()[1] < 4 and len(axis.get_lines()) == 2 and "Dotted" not in caption(few)
+    assert "Points of one x stand side by side." in caption(RUNS)
 
 
 def test_the_caption_warns_of_variance_at_unequal_lr():

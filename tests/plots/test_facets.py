@@ -57,6 +57,17 @@ def test_a_panel_has_a_line_a_setting_with_bars_or_bands():
     assert all(type(band).__name__ == "FillBetweenPolyCollection" for band in axis.collections)
 
 
+def test_intervals_down_to_0_are_bars_and_leave_an_axis_by_layer_to_the_means():
+    rows = lines(10).assign(x=[*range(1, 11)] * 2, mean=[10.0 ** -(i % 4) for i in range(20)], lo=-0.5, hi=2.0)
+    page = draw_facets(rows, [panel(scale="symlog")])
+    (axis,) = page.axes
+    assert axis.get_yscale() == "log" and 5e-4 < axis.get_ylim()[0] < 1e-3 and 1 < axis.get_ylim()[1] < 2
+    assert [len(bars.get_segments()) for bars in axis.collections] == [10, 10]
+    assert "side by side. Intervals are cut where the axis ends." in " ".join(page.get_supxlabel().split())
+    whole = draw_facets(rows.assign(mean=1.0 + rows["x"] / 10), [panel(scale="symlog")])
+    assert whole.axes[0].get_ylim()[0] < -0.5 and "cut" not in whole.get_supxlabel()
+
+
 def test_what_decorates_a_panel_does_not_change_its_range():
     rows = lines(3)
     assert range_of(rows) == pytest.approx((0.3, 4.7)) and range_of(rows[:0]) is None  # 5% more than .5 to 4.5

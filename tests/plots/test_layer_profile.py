@@ -2,6 +2,7 @@
 matrix of several settings: means over their deepest runs, one scale."""
 
 import warnings
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import PANELS, layer_profile, layer_profile_page, profile_of
+from sparsedepth.plots.layer_profile import PANELS, _grid, layer_profile, layer_profile_page, profile_of
 from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist
 from sparsedepth.plots.page import colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
@@ -182,7 +183,34 @@ def test_no_line_runs_through_a_legend():
     for axes in (axes for axes in page.axes if axes.get_legend() is not None):
         below = axes.get_legend().get_window_extent().y0
         highest = max(axes.transData.transform(line.get_xydata())[:, 1].max() for line in axes.lines)
-        assert highest <= below + 1, axes.get_title()
+        assert highest <= below - 2, axes.get_title()  # half a marker
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 17, 21])
+def test_no_panel_is_alone_in_its_row(n):
+    _, panels, maps = _grid(n, 4)
+    rows = Counter(axis.get_subplotspec().rowspan.start for axis in panels)
+    assert (min(rows.values()) > 1 or n == 1) and (len(panels), len(maps)) == (n, 4)
+    assert {axis.get_subplotspec().rowspan.start for axis in maps} == {len(rows)}
+
+
+def test_the_title_of_the_page_is_above_those_of_its_panels():
+    page = layer_profile_page(full_profile(6))
+    lay_out(page)
+    page.draw_without_rendering()
+    below = page._suptitle.get_window_extent().y0
+    titles = [axis.title.get_window_extent().y1 for axis in page.axes if axis.get_title()]
+    assert max(titles) < below and page._suptitle.get_window_extent().y1 <= page.bbox.y1
+
+
+def test_a_map_ends_where_its_pairs_end():
+    axes = axes_by_title(layer_profile_page(full_profile(4)))
+    ends = {
+        name: (axes[name].get_xlim(), axes[name].get_ylim()) for name in ("causal effect", "angular distance (rad)")
+    }
+    assert ends["causal effect"] == ((0.5, 3.5), (1.5, 4.5))
+    assert ends["angular distance (rad)"] == ((-0.5, 3.5), (0.5, 4.5))
+    assert axes["removal: relative loss increase"].get_ylim() == (0.5, 4.5)
 
 
 def test_missing_values_are_grey_and_cells_without_a_pair_white():
@@ -242,6 +270,7 @@ def test_means_over_seeds_of_the_deepest():
     assert at["baseline", 1, 4] == 4.5 and at["weight_decay=0.3", 1, 4] == 34.5
     assert set(values["n_runs"]) == {2} and notes == ""
     page = page_of_matrices(values, 4)
+    assert page.get_supxlabel().startswith("The deepest, 4 layers; mean over up to 2 runs each.")
     first, second = (axis.collections[1] for axis in page.axes[:2])
     assert first.norm is second.norm and first.get_array().mask[3, 1]
     assert [axis.get_title() for axis in page.axes[:2]] == ["baseline", "weight_decay=0.3"]

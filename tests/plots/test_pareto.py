@@ -68,13 +68,24 @@ def test_diverged_and_unmeasured():
     assert "joint Pareto front of train_flops, val_loss. Line" in said
 
 
+def test_one_budget_is_no_panel_but_told():
+    """Costs that differ by a router's weights are one. Alone it is drawn."""
+    runs = grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4)
+    runs["train_flops"] *= [1.0, 1.001, 1.0]
+    (axis,) = (page := front(runs).page()).axes
+    assert axis.get_xlabel() == axis_label("usefulness")
+    assert "Not drawn, as it is the same everywhere: train_flops." in " ".join(page.get_supxlabel().split())
+    runs["train_flops"] *= [1.0, 1.1, 1.0]
+    assert len(front(runs).page().axes) == 3
+
+
 @pytest.mark.parametrize(
     ("costs", "labels"), [([1e9, 1e9, 1e9], {"900M", "960M", "1.02G", "1.08G"}), ([1e9, 2e9, 7e9], {"1G", "2G", "5G"})]
 )
 def test_cost_labels_are_distinct(costs, labels):
     """Costs that differ by nothing, or by a router's few weights, gave '1G 1G 1G'."""
     runs = grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4)
-    page = front(runs.assign(train_flops=[cost + 10 * i for i, cost in enumerate(costs)])).page()
+    page = front(runs.assign(train_flops=[cost + 10 * i for i, cost in enumerate(costs)], usefulness=None)).page()
     page.canvas.draw()
     low, high = page.axes[0].get_xlim()
     ticks = zip(page.axes[0].get_xticks(), page.axes[0].get_xticklabels(), strict=True)
