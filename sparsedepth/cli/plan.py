@@ -212,8 +212,11 @@ def detectable_effects(
 
 def _of_ladder(plan: "Plan", pilot: Path | None) -> DetectableEffects | None:
     """Of a sweep of one run at each of several budgets, the multiplier that it would see; None of another."""
-    configs, definition = plan.expected_runs(), plan.definition
-    if len(definition.result_seeds) > 1 or any(config.schedule == "wsd" for config in configs):
+    definition = plan.definition
+    if definition.sampler != "grid" or len(definition.result_seeds) > 1:
+        return None
+    configs = plan.expected_runs()
+    if any(config.schedule == "wsd" for config in configs):  # budgets are branches of one training
         return None
     from sparsedepth.effects.power import planned_cells
     from sparsedepth.scaling.ladder_power import ladder_pilot, ladder_power, planned_ladder

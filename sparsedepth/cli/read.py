@@ -2,6 +2,7 @@
 
 None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`)."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable
@@ -271,18 +272,29 @@ def effects(given: EffectsCommand, format: option.Format = None, out: option.Out
     write(found if isinstance(found, bytes) else encode(found, format), out)
 
 
+def _multipliers(store: "Store", given: EffectsCommand, *, is_text: bool) -> QueryResult | bytes:
+    """What settings are worth: of one run at each budget by `judge`, else by seeds. Raises ValueError without a law."""
+    from sparsedepth.recipe.judge_ladder import judge_ladders
+    from sparsedepth.scaling.points import budget_rows
+    from sparsedepth.scaling.speedup import multipliers, speedups
+    from sparsedepth.words.judge import multiplier_lines
+    from sparsedepth.words.scaling import speedup_lines
+
+    rows = budget_rows(store, given.knob, None if given.by == "loss" else given.by)
+    with contextlib.suppress(ValueError):  # several seeds, or no law
+        judged = judge_ladders(rows)
+        return _text(multiplier_lines(judged)) if is_text else judged
+    worths = speedups(rows)
+    return _text(speedup_lines(multipliers(worths))) if is_text else QueryResult.of_frame(worths)
+
+
 def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: bool = False) -> QueryResult | bytes:
     """The effects on an outcome, the links to it, or what matters in a search: rows or a text. Raises ValueError
     without results."""
     if given.currency == "speedup":
-        from sparsedepth.scaling.points import budget_rows
-        from sparsedepth.scaling.speedup import multipliers, speedups
-        from sparsedepth.words.scaling import speedup_lines
-
         if given.part != "all" or given.detail:
             raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
-        worths = speedups(budget_rows(store, given.knob, None if given.by == "loss" else given.by))
-        return _text(speedup_lines(multipliers(worths))) if is_text else QueryResult.of_frame(worths)
+        return _multipliers(store, given, is_text=is_text)
     from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in

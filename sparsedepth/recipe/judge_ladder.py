@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
+from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.verdict import Distribution, adjusted, level_of
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.scaling.ladder import BEYOND, SHARED, LadderLaw, laws_of
-from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time
+from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time, ladders_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
 
@@ -62,6 +64,15 @@ def judge_ladder(
         rows.append(row)
     rows.sort(key=lambda row: -math.inf if row["multiplier"] is None else row["multiplier"], reverse=True)
     return JudgedLadder(table=QueryResult.of_records(rows, COLUMNS), laws=laws)
+
+
+def judge_ladders(rows: pd.DataFrame) -> QueryResult:
+    """Of rows by budget, at each depth. Raises ValueError as `ladders_of`."""
+    found = {
+        n_layers: judge_ladder(of.losses, BASELINE, of.log_speeds).table for n_layers, of in ladders_of(rows).items()
+    }
+    judged = [(n_layers, *row) for n_layers, table in found.items() for row in table.rows]
+    return QueryResult(columns=("n_layers", *COLUMNS), rows=tuple(judged))
 
 
 def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> Named:

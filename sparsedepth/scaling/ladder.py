@@ -28,7 +28,6 @@ from sparsedepth.scaling.multiplier import (
     STARTS,
     FittedLaw,
     Ladder,
-    LawOfBoth,
     Shape,
     Worth,
     ladder_of,
@@ -176,22 +175,6 @@ class LadderLaw:
         fit = self.fits[int(self.weight_G.argmax())]
         drifting = self._noise(fit.drifting)
         return drifting if drifting[1] >= 1 else self._noise(fit.steady)
-
-    def law_of_both(self) -> LawOfBoth:
-        """As that of several seeds, each budget with its drift."""
-        worths = [self.worth_at(C) for C in self.ladder.C_N[self.ladder.is_setting_N].tolist()]
-        alone = Worth(self.log_m, None)
-        if any(worth is None for worth in worths):  # too few budgets for a drift
-            worths = [self.worth for _ in worths]
-        main = self.fits[0].steady
-        return LawOfBoth(
-            worth_B=[alone if worth is None else _worth(worth) for worth in worths],
-            has_drift=self.has_drift,
-            p_drift=None if self.drift is None else self.drift.p,
-            L_inf=float(main.theta_P[0]),
-            alpha=float(main.theta_P[2]),
-            steady=None if self.worth is None else _worth(self.worth),
-        )
 
     def _noise(self, fit: FittedLaw) -> tuple[float, float]:
         """The variance of a setting's row about the law, and its degrees of freedom: 0 where nothing is left."""

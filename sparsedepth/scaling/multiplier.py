@@ -96,8 +96,6 @@ class LawOfBoth:
     """Of the law; None where it has a parameter for every mean, or there is one seed."""
     L_inf: float | None = None
     alpha: float | None = None
-    steady: Worth | None = None
-    """Of a ladder: the same at all budgets, where `worth_B` has the drift, shown or not."""
 
 
 def law_of_both(ladder: Ladder) -> LawOfBoth:
@@ -301,6 +299,8 @@ def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[C
             return None
         loss_SN = np.array([[np.mean([*losses[cell].values()]) for cell in cells]])
     is_setting_N, C_N = (np.array(column) for column in zip(*cells, strict=True))
+    if (loss_SN <= 0).any():
+        raise ValueError(f"a loss of {loss_SN.min():g}: its law is of ln loss, and so of losses above 0")
     return Ladder(
         C_N=C_N, is_setting_N=is_setting_N.astype(bool), log_loss_SN=np.log(loss_SN),
         lr_sd_N=np.sqrt([lr_variance.get(cell, 0.0) for cell in cells]) / loss_SN.mean(axis=0),

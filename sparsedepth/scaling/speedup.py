@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
-from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, Worth, ladder_of, law_of_both
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
@@ -35,7 +34,7 @@ HOURS = 12.0
 NO_NOISE = "one seed, and one training or one budget: no interval"
 NUMBERS = (
     *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
-    *("law", "p_drift", "p_misfit", "L_inf", "alpha", "shared", "shared_lo", "shared_hi"),
+    *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
 )
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 
@@ -62,17 +61,16 @@ class Speedup:
 
 
 def worth_of(
-    baseline: Losses, setting: Losses, lr_variance: Mapping[Cell, float] | None = None, *, is_one_run: bool = False
+    baseline: Losses, setting: Losses, lr_variance: Mapping[Cell, float] | None = None
 ) -> dict[float, Speedup]:
-    """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. `is_one_run`:
-    the budgets of a seed are those of one training. Raises ValueError where the baseline has no law."""
+    """What a setting is worth at each of its budgets, from budget [FLOPs] -> seed -> loss of both sides. Raises
+    ValueError where the baseline has no law."""
     check_baseline(baseline)
     cells = {(is_setting, C): of for is_setting, side in ((False, baseline), (True, setting)) for C, of in side.items()}
     ladder = ladder_of(cells, lr_variance or {})
     if ladder is None:
         return dict.fromkeys(setting, Speedup(multiplier=None, reason="no seed in common with the baseline"))
-    is_ladder = ladder.n_seeds == 1 and ladder.is_setting_N.sum() > 1 and not is_one_run
-    found = law_of_ladder(ladder).law_of_both() if is_ladder else law_of_both(ladder)
+    found = law_of_both(ladder)
     known = dict(zip(ladder.C_N[ladder.is_setting_N].tolist(), found.worth_B, strict=True))
     other_seeds = Speedup(multiplier=None, reason="its seeds are not those of the other budgets")
     return {C: _speedup(ladder, found, C, known[C]) if C in known else other_seeds for C in setting}
@@ -115,9 +113,8 @@ def _exp(log: float | None) -> float | None:
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Where no depth has a curve and each
-    budget a depth of its own, sizes are a ladder, whose rows have no n_layers. Raises ValueError if the baseline has
-    no curve, naming its budgets, without any setting, and for runs of different data or lengths."""
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Raises ValueError if the baseline has no
+    curve, naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
     refused = defaultdict[str, list[str]](list)
     for n_layers, at_depth in rows.groupby("n_layers"):
@@ -139,12 +136,6 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
         for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
             of_setting = {"n_layers": n_layers, "setting": setting}
             found += [of_setting | at_budget for at_budget in _at_budgets(baseline, runs)]
-    if not found and _is_ladder_of_sizes(rows):
-        baseline = finished(rows[rows["setting"] == BASELINE])
-        check_baseline(losses_by_budget(baseline))
-        for setting, runs in rows[rows["setting"] != BASELINE].groupby("setting", sort=False):
-            found += [{"n_layers": None, "setting": setting} | at for at in _at_budgets(baseline, runs)]
-        refused.clear()
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
         why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
@@ -154,12 +145,6 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
 
 
-def _is_ladder_of_sizes(rows: pd.DataFrame) -> bool:
-    """Whether each budget has a depth of its own."""
-    budgets = rows.groupby("n_layers")[BUDGET].nunique()
-    return len(budgets) >= MIN_BUDGETS and bool((budgets == 1).all()) and not differing_data(rows)
-
-
 class StoredLadder(NamedTuple):
     losses: Mapping[str, Losses]
     """Of each setting."""
@@ -167,22 +152,35 @@ class StoredLadder(NamedTuple):
     """Of each setting: ln of its speed over the baseline's, at budgets where both are known."""
 
 
-def ladder_of_store(store: Store) -> StoredLadder:
-    """One run at each budget, at the depth of most budgets or at all sizes. Raises ValueError where a budget has
-    several seeds, fewer than three have one run, or the baseline has no law."""
-    rows = finished(budget_rows(store))
-    sizes = rows.groupby("n_layers")[BUDGET].nunique()
-    if (sizes > 1).any():
-        rows = rows[rows["n_layers"] == sizes.idxmax()]
-    rows = rows.assign(seed=budget_of(rows["train_flops"]))  # a speed of each budget
-    sides = {str(setting): runs for setting, runs in rows.groupby("setting")}
-    if len(sides) < 2 or len(sides.get(BASELINE, ())) < MIN_BUDGETS:
-        raise ValueError(f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more")
-    if rows.duplicated(["setting", "seed"]).any() or shares_a_training(rows):
+def ladders_of(rows: pd.DataFrame) -> dict[int | None, StoredLadder]:
+    """One run at each budget: by depth, or of all sizes (None) where no depth was run at several tokens. Raises
+    ValueError for several runs at a budget, for budgets of one training, and where no depth has a law."""
+    rows = finished(rows)
+    rows = rows.assign(seed=budget_of(rows["train_flops"]))  # so that speeds are of a budget
+    depths: dict[Any, pd.DataFrame] = {at: own for at, own in rows.groupby("n_layers") if own[BUDGET].nunique() > 1}
+    depths = depths or {None: rows}
+    if any(own.duplicated(["setting", "seed"]).any() for own in depths.values()) or shares_a_training(rows):
         raise ValueError("these budgets have several seeds, or share a training: see `effects --as speedup`")
-    losses = {name: losses_by_budget(runs.assign(seed=0)) for name, runs in sides.items()}
-    check_baseline(losses[BASELINE])
-    return StoredLadder(losses, {name: _speeds(sides[BASELINE], runs) for name, runs in sides.items()})
+    found, reason = {}, f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more"
+    for n_layers, own in depths.items():
+        sides = {str(setting): runs for setting, runs in own.groupby("setting")}
+        losses = {name: losses_by_budget(runs.assign(seed=0)) for name, runs in sides.items()}
+        try:
+            check_baseline(losses.get(BASELINE, {}))
+        except ValueError as error:
+            reason = str(error)
+            continue
+        if len(sides) > 1 and not differing_data(own):
+            speeds = {name: _speeds(sides[BASELINE], runs) for name, runs in sides.items()}
+            found[n_layers] = StoredLadder(losses, speeds)
+    if not found:
+        raise ValueError(reason)
+    return found
+
+
+def ladder_of_store(store: Store) -> StoredLadder:
+    """That of most budgets. Raises ValueError as `ladders_of`."""
+    return max(ladders_of(budget_rows(store)).values(), key=lambda each: len(each.losses[BASELINE]))
 
 
 def worth(store: Store, objective: str) -> Worths:
@@ -202,7 +200,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
     of_setting = [(_flops(runs_at), runs_at) for _, runs_at in runs.groupby(BUDGET)]
-    worths = _worths(budgets, of_baseline, of_setting, shares_a_training(baseline, runs))
+    worths = _worths(budgets, of_baseline, of_setting)
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in of_setting:
         n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
@@ -223,7 +221,6 @@ def _worths(
     budgets: Losses,
     of_baseline: Mapping[float, pd.DataFrame],
     of_setting: Sequence[tuple[float, pd.DataFrame]],
-    is_one_run: bool,
 ) -> dict[float, Speedup]:
     """`worth_of` at the optimum of lr, where it is known."""
     lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
@@ -235,12 +232,12 @@ def _worths(
             losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
             if is_matched and done["effect"].isna().all():  # the variance is that of the difference
                 lr_variance[True, C] += lr_variance[False, nearest]
-    return worth_of(budgets, losses, lr_variance, is_one_run=is_one_run)
+    return worth_of(budgets, losses, lr_variance)
 
 
-def shares_a_training(*sides: pd.DataFrame) -> bool:
-    """Whether budgets of a side are points, or branches, of one training."""
-    return any(bool((runs.groupby("training")[BUDGET].nunique() > 1).any()) for runs in sides)
+def shares_a_training(runs: pd.DataFrame) -> bool:
+    """Whether budgets are points, or branches, of one training."""
+    return bool((runs.groupby("training")[BUDGET].nunique() > 1).any())
 
 
 def _nearest(budgets: Losses, C: float) -> float:
@@ -263,12 +260,9 @@ def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict
 
 def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
     if law is None:
-        return (None,) * 8
-    form = "laws" if law.steady else "power law"  # a ladder's are a mixture of forms
-    name = "slopes" if law.is_rejected else f"{form} with drift" if law.has_drift else form
-    log_m, half = law.steady or (None, None)
-    ends = (None, None) if log_m is None or half is None else (_exp(log_m - half), _exp(log_m + half))
-    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha, _exp(log_m), *ends
+        return (None,) * 5
+    name = "slopes" if law.is_rejected else f"power law{' with drift' * law.has_drift}"
+    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha
 
 
 def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
@@ -314,7 +308,6 @@ class Multipliers(NamedTuple):
 
 def multipliers(table: pd.DataFrame) -> Multipliers:
     """Of the rows of `speedups`."""
-    settings = table.groupby(["n_layers", "setting"], sort=False, dropna=False)
+    settings = table.groupby(["n_layers", "setting"], sort=False)
     ends = [QueryResult.of_frame(side).records() for side in (settings.head(1), settings.tail(1))]
-    shown = [name for name in SHOWN if name != "n_layers" or table[name].notna().any()]
-    return Multipliers(QueryResult.of_frame(table[shown]), [*zip(*ends, strict=True)], table.attrs["refused"])
+    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), [*zip(*ends, strict=True)], table.attrs["refused"])

@@ -12,6 +12,7 @@ from sparsedepth.words.table import fitted_table
 if TYPE_CHECKING:
     from sparsedepth.recipe.judge import Judgement
     from sparsedepth.recipe.judge_target import TargetJudgement
+    from sparsedepth.store.query_result import QueryResult
 
 OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable")
 """Columns that a narrow terminal has no room for, the first to go first."""
@@ -71,26 +72,44 @@ def _target_text(record: Row) -> str:
     return f"not shown (p {record['p_adjusted']:.2g}, {record['seeds']} seeds){wanted}"
 
 
-LADDER_SHOWN = ("variant", "multiplier", "lo", "hi", "p_adjusted", "p_drift", "detectable", "verdict", "budgets")
+LADDER_SHOWN = (
+    "n_layers",
+    "variant",
+    "multiplier",
+    "lo",
+    "hi",
+    "p_adjusted",
+    "p_drift",
+    "detectable",
+    "verdict",
+    "budgets",
+)
 
 
 def ladder_lines(found: "Judgement") -> list[str]:
-    """What was read, the table of multipliers, and the answer for each variant, a sentence each."""
-    records = found.table.records()
+    """What was read, and what each variant is worth."""
+    return [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}", *multiplier_lines(found.table)]
+
+
+def multiplier_lines(table: "QueryResult") -> list[str]:
+    """The table of multipliers of a ladder, and the answer for each variant, a sentence each."""
+    records = table.records()
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     return [
-        f"{_read(found)}; baseline: {found.baseline!r}",
-        f"used: {found.used}",
         "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form",
-        fitted_table(found.table.of_columns(LADDER_SHOWN), ("p_drift", "detectable")).text,
-        *(f"{record['variant']!r}: {ladder_sentence(record)}." for record in records),
+        fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,
+        *(f"{_at_depth(record)}{record['variant']!r}: {ladder_sentence(record)}." for record in records),
         f"Better: {', '.join(map(repr, better))}."
         if better
         else "Not shown: no variant is better beyond noise."
         if not all(record["verdict"] == "worse" for record in records)
         else "Worse: every variant.",
     ]
+
+
+def _at_depth(record: Row) -> str:
+    return "" if record.get("n_layers") is None else f"n_layers={record['n_layers']}, "
 
 
 def ladder_sentence(record: Row) -> str:

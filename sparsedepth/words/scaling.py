@@ -281,8 +281,7 @@ def drift_word(first: float, last: float) -> str:
 def worth_sentence(first: Row, last: Row) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
     rows of the smallest and the largest budget."""
-    depth = "" if last["n_layers"] is None else f"n_layers={last['n_layers']}, "
-    text = f"{depth}{last['setting']}: "
+    text = f"n_layers={last['n_layers']}, {last['setting']}: "
     if last["multiplier"] is None:
         return f"{text}not known what it is worth in compute: {last['reason']}"
     text += f"worth {_worth_text(last, ' times the compute')}"
@@ -290,10 +289,7 @@ def worth_sentence(first: Row, last: Row) -> str:
         text += f", {multiplier_text(last['time_multiplier'], last['time_lo'], last['time_hi'], ' times the time')}"
     smallest, largest = (flops_text(row["train_flops"]) for row in (first, last))
     text += f" at {largest} FLOPs"
-    if last["shared_lo"] is not None and not last["law"].endswith("drift"):
-        shared = multiplier_text(last["shared"], last["shared_lo"], last["shared_hi"])
-        text += f", {shared} at every size (drift not shown)"
-    elif last["law"].endswith("drift") and first["multiplier"] is not None:
+    if last["law"].endswith("drift") and first["multiplier"] is not None:
         word = drift_word(first["multiplier"], last["multiplier"])
         text += f", {word} from {_worth_text(first)} at {smallest} (p {last['p_drift']:.2g})"
     elif last["p_drift"] is not None and not last["reason"]:
@@ -310,8 +306,7 @@ def speedup_lines(found: "Multipliers") -> list[str]:
     return [
         "compute multiplier: compute of the baseline at the same loss / compute of the setting, by one law of loss "
         "against compute for both at all budgets; lo, hi: 95% interval over seeds, a trunk and its branches being one, "
-        "and of the choice of lr where it was tuned; of a ladder, one run at each budget, that of runs about the law "
-        "and of its form",
+        "and of the choice of lr where it was tuned",
         fitted_table(found.table, ("seeds", "train_flops")).text,
         *(worth_sentence(*ends) for ends in found.at_ends),
         *(f"left out: {reason}" for reason in found.refused),

@@ -14,6 +14,7 @@ from support.runs_frame import config_of, grid, runs_frame
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.judge_ladder import judge_ladders
 from sparsedepth.scaling.crossover import crossovers
 from sparsedepth.scaling.points import budget_cells, budget_rows
 from sparsedepth.scaling.speedup import speedups
@@ -131,5 +132,6 @@ def test_imported_runs_without_a_seed_are_a_ladder_and_no_seeds_of_a_depth(tmp_p
     command("import", tmp_path / "t.csv", "--map", tmp_path / "map.yaml", "-o", tmp_path / "runs")
     with open_store(tmp_path / "runs") as store:
         rows, cells = budget_rows(store), budget_cells(store)
-    assert speedups(rows)["shared_lo"].notna().all() and {*speedups(rows)["seeds"]} == {1}
+    judged = judge_ladders(rows).records()
+    assert [row["n_layers"] for row in judged] == [4, 8] and all(row["lo"] is not None for row in judged)
     assert {found.verdict for found in crossovers(cells)} == {"not known"}

@@ -43,7 +43,7 @@ def test_its_numbers_are_those_of_the_law(monkeypatch):
     [
         (runs(seeds=(0, 1)), "several seeds"),
         (runs(worths=(("baseline", 1.0),)), "a setting at 3 budgets"),
-        (runs().query("n_layers < 10"), "3 budgets or more"),
+        (runs().query("n_layers < 10"), "2 budgets, and 3 of one seed are needed"),
         (runs().assign(loss=lambda rows: 9 - rows["loss"]), "does not fall with the budget"),
     ],
     ids=["seeds", "no setting", "two budgets", "rising"],

@@ -5,10 +5,11 @@ import pytest
 from support.budget_results import rows_of
 
 from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.recipe.judge_ladder import judge_ladders
 from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import ladder_of
-from sparsedepth.scaling.speedup import multipliers, speedups
-from sparsedepth.words.scaling import speedup_lines
+from sparsedepth.scaling.speedup import speedups
+from sparsedepth.words.judge import multiplier_lines
 
 C_B = np.geomspace(2e17, 6.4e18, 6)
 SD = 0.004
@@ -139,19 +140,35 @@ def sizes(rng, n_seeds=1):
 
 
 def test_settings_of_a_folder_whose_depth_grows_with_the_budget_are_a_ladder():
-    found = multipliers(speedups(rows_of(sizes(np.random.default_rng(4)))))
-    (_, same), (_, better) = sorted(found.at_ends, key=lambda ends: ends[1]["shared"])
-    assert better["n_layers"] is None and better["shared_lo"] < 1.2 < better["shared_hi"] and better["shared_lo"] > 1
-    assert same["shared_lo"] < 1 < same["shared_hi"]
-    lines = speedup_lines(found)
-    assert lines[-2].startswith("depth_scale=lns: worth ") and "at every size (drift not shown)" in lines[-2]
+    judged = judge_ladders(rows_of(sizes(np.random.default_rng(4))))
+    better, same = judged.records()
+    assert better["n_layers"] is None and 1 < better["lo"] < 1.2 < better["hi"] and better["verdict"] == "better"
+    assert same["lo"] < 1 < same["hi"] and same["budgets"] == 5
+    lines = multiplier_lines(judged)
+    assert lines[-3].startswith("'depth_scale=lns': worth ") and " at every size; extrapolated: " in lines[-3]
+    with pytest.raises(ValueError, match="several seeds"):
+        judge_ladders(rows_of(sizes(np.random.default_rng(4), n_seeds=2)))
+
+
+def test_sizes_of_equal_tokens_are_budgets_by_their_flops():
+    """Each depth costs more, though all have the tokens of one."""
+    rows = rows_of(sizes(np.random.default_rng(4)))
+    assert judge_ladders(rows.assign(train_tokens=1000)).rows == judge_ladders(rows).rows
+
+
+def test_a_loss_of_zero_has_no_law():
+    rows = rows_of(sizes(np.random.default_rng(4)))
+    with pytest.raises(ValueError, match="a loss of 0: its law is of ln loss"):
+        judge_ladders(rows.assign(loss=rows["loss"].where(rows["setting"] != "n_kv_heads=1", 0.0)))
 
 
 def test_branches_of_one_training_are_no_ladder():
     """They share what the training has: what the law leaves says nothing of another training."""
     runs = rows_of([(24, *row[1:]) for row in sizes(np.random.default_rng(4))])
-    apart, branches = (
-        speedups(each) for each in (runs, runs.assign(training=runs["setting"].map("training of {}".format)))
-    )
-    assert apart["lo"].notna().all() and branches["lo"].isna().all()
-    assert set(branches["reason"]) == {"one seed, and one training or one budget: no interval"}
+    assert all(row["lo"] is not None and row["n_layers"] == 24 for row in judge_ladders(runs).records())
+    branches = runs.assign(training=runs["setting"].map("training of {}".format))
+    with pytest.raises(ValueError, match="share a training"):
+        judge_ladders(branches)
+    found = speedups(branches)
+    assert found["lo"].isna().all()
+    assert set(found["reason"]) == {"one seed, and one training or one budget: no interval"}

@@ -37,7 +37,7 @@ def test_multipliers_are_a_table_and_what_was_left_out():
         "lo": 0.95,
         "hi": 1.06,
     }
-    row |= dict.fromkeys(("time_multiplier", "time_lo", "time_hi", "shared", "shared_lo", "shared_hi"))
+    row |= dict.fromkeys(("time_multiplier", "time_lo", "time_hi"))
     row |= {"law": "power law with drift", "p_drift": 0.001, "reason": ""}
     first = row | {"train_flops": 1.5e12, "multiplier": 1.25, "lo": 1.2, "hi": 1.3}
     lines = scaling.speedup_lines(Record(table=table, at_ends=[(first, row)], refused=["n_layers=4: 2 budgets"]))
