@@ -113,8 +113,9 @@ def _exp(log: float | None) -> float | None:
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Raises ValueError if the baseline has no
-    curve, naming its budgets, without any setting, and for runs of different data or lengths."""
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Where no depth has a curve and each is a
+    budget of its own, sizes have one law, and its rows no n_layers. Raises ValueError if the baseline has no curve,
+    naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
     refused = defaultdict[str, list[str]](list)
     for n_layers, at_depth in rows.groupby("n_layers"):
@@ -136,13 +137,25 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
         for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
             of_setting = {"n_layers": n_layers, "setting": setting}
             found += [of_setting | at_budget for at_budget in _at_budgets(baseline, runs)]
+    if not found and _are_sizes(rows):
+        baseline = finished(rows[rows["setting"] == BASELINE])
+        check_baseline(losses_by_budget(baseline))
+        for setting, runs in rows[rows["setting"] != BASELINE].groupby("setting", sort=False):
+            found += [{"n_layers": None, "setting": setting} | at for at in _at_budgets(baseline, runs)]
+        refused.clear()
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
         why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
         raise ValueError(f"no compute multiplier: {why}")
     table = pd.DataFrame(found, columns=[*COLUMNS])
     table.attrs["refused"] = reasons
-    return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
+    return table.sort_values(["n_layers", "setting", "train_flops"], kind="stable").reset_index(drop=True)
+
+
+def _are_sizes(rows: pd.DataFrame) -> bool:
+    """Whether each depth has a budget of its own."""
+    budgets = rows.groupby("n_layers")[BUDGET].nunique()
+    return len(budgets) >= MIN_BUDGETS and bool((budgets == 1).all()) and not differing_data(rows)
 
 
 class StoredLadder(NamedTuple):
@@ -199,7 +212,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     """The rows of a setting at a depth."""
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
-    of_setting = [(_flops(runs_at), runs_at) for _, runs_at in runs.groupby(BUDGET)]
+    of_setting = [(_flops(runs_at), runs_at) for _, runs_at in runs.groupby(["n_layers", BUDGET])]
     worths = _worths(budgets, of_baseline, of_setting)
     nothing = Speedup(multiplier=None, reason="no run has finished")
     for C, runs_at in of_setting:
@@ -308,6 +321,7 @@ class Multipliers(NamedTuple):
 
 def multipliers(table: pd.DataFrame) -> Multipliers:
     """Of the rows of `speedups`."""
-    settings = table.groupby(["n_layers", "setting"], sort=False)
+    settings = table.groupby(["n_layers", "setting"], sort=False, dropna=False)
     ends = [QueryResult.of_frame(side).records() for side in (settings.head(1), settings.tail(1))]
-    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), [*zip(*ends, strict=True)], table.attrs["refused"])
+    shown = [name for name in SHOWN if name != "n_layers" or table[name].notna().any()]
+    return Multipliers(QueryResult.of_frame(table[shown]), [*zip(*ends, strict=True)], table.attrs["refused"])

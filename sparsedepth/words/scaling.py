@@ -281,7 +281,8 @@ def drift_word(first: float, last: float) -> str:
 def worth_sentence(first: Row, last: Row) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
     rows of the smallest and the largest budget."""
-    text = f"n_layers={last['n_layers']}, {last['setting']}: "
+    depth = "" if last["n_layers"] is None else f"n_layers={last['n_layers']}, "
+    text = f"{depth}{last['setting']}: "
     if last["multiplier"] is None:
         return f"{text}not known what it is worth in compute: {last['reason']}"
     text += f"worth {_worth_text(last, ' times the compute')}"

@@ -8,8 +8,9 @@ from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.judge_ladder import judge_ladders
 from sparsedepth.scaling.ladder import law_of_ladder
 from sparsedepth.scaling.multiplier import ladder_of
-from sparsedepth.scaling.speedup import speedups
+from sparsedepth.scaling.speedup import multipliers, speedups
 from sparsedepth.words.judge import multiplier_lines
+from sparsedepth.words.scaling import speedup_lines
 
 C_B = np.geomspace(2e17, 6.4e18, 6)
 SD = 0.004
@@ -148,6 +149,16 @@ def test_settings_of_a_folder_whose_depth_grows_with_the_budget_are_a_ladder():
     assert lines[-3].startswith("'depth_scale=lns': worth ") and " at every size; extrapolated: " in lines[-3]
     with pytest.raises(ValueError, match="several seeds"):
         judge_ladders(rows_of(sizes(np.random.default_rng(4), n_seeds=2)))
+
+
+@pytest.mark.parametrize("tokens", [{}, {"train_tokens": 1000}], ids=["grown", "equal"])
+def test_sizes_with_several_seeds_have_one_law_by_seeds(tokens):
+    """A row for each size, though all may have the tokens of one."""
+    found = speedups(rows_of(sizes(np.random.default_rng(4), n_seeds=3)).assign(**tokens))
+    assert found["n_layers"].isna().all() and len(found) == 10 and {*found["seeds"]} == {3}
+    better = found[found["setting"] == "depth_scale=lns"]
+    assert ((better["lo"] < 1.2) & (better["hi"] > 1.2)).all() and better["train_flops"].is_monotonic_increasing
+    assert speedup_lines(multipliers(found))[2].startswith("depth_scale=lns: worth 1.")
 
 
 def test_sizes_of_equal_tokens_are_budgets_by_their_flops():

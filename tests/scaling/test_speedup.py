@@ -114,7 +114,7 @@ def test_one_setting_and_fewer_than_three_budgets_are_refused_by_name():
 
 def test_a_loss_below_the_floor_and_unpaired_seeds_give_nothing():
     below = worth_of(PUBLIC, {C: {0: 1.5, 1: 1.55}})[C]
-    assert below.multiplier is None and "does not reach within 100 times its budgets" in below.reason
+    assert below.multiplier is None and "does not reach its loss within 100 times its budgets" in below.reason
     assert worth_of(PUBLIC, {C: {2: 1.9}})[C].reason == "no seed in common with the baseline"
     one = worth_of(PUBLIC, {C: {0: 3.52}})[C]
     assert one.reason == "one seed, and one training or one budget: no interval" and one.multiplier == pytest.approx(
