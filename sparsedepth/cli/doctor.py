@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparsedepth import __version__
-from sparsedepth.words.doctor import doctor_text, error_text
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.doctor import doctor_text
+from sparsedepth.words.plain_text import counted, error_text
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

@@ -298,7 +298,7 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
     from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
-    from sparsedepth.store.packs import no_run_text
+    from sparsedepth.store.packs import no_run
     from sparsedepth.store.search import search_of
     from sparsedepth.store.setting import only_tuning, pending
     from sparsedepth.words.chain import chain_lines
@@ -310,7 +310,7 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
     is_whole = given.part == "chain" or search is not None
     runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
     if runs.empty:
-        raise ValueError(no_run_text(store.roots))
+        raise no_run(store.roots)
     if reason := only_tuning_text(only_tuning(store)):
         raise ValueError(reason)
     if given.part == "chain":

@@ -64,7 +64,7 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.recipe.files import write_recipe
         from sparsedepth.scaling.speedup import worth
         from sparsedepth.store.comparable_loss import loss_in
-        from sparsedepth.store.packs import no_run_text
+        from sparsedepth.store.packs import no_run
         from sparsedepth.store.search import search_of
         from sparsedepth.store.setting import pending
         from sparsedepth.words.differences import pending_text
@@ -82,7 +82,7 @@ class RecipeCommand(option.FolderOptions):
             objective = loss_in(store) if self.objective == "loss" else rankable(self.objective).name
             runs = read_runs(store, objective)
             if runs.empty:
-                raise ValueError(no_run_text(store.roots))
+                raise no_run(store.roots)
             compute = worth(store, objective)
             told = pending_text(pending(store))
         if search is not None:

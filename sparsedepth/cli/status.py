@@ -132,7 +132,7 @@ def _check_exists(folder: Path) -> None:
 def summary_of(folder: Path) -> "SweepSummary":
     """Raises ValueError for a folder without runs of its own."""
     from sparsedepth.config.sweep import DEFINITION
-    from sparsedepth.store.packs import INDEX, RUNS, WORK, no_run_text
+    from sparsedepth.store.packs import INDEX, RUNS, WORK, no_run
     from sparsedepth.sweep.status import sweep_summary
 
     _check_exists(folder)
@@ -143,7 +143,7 @@ def summary_of(folder: Path) -> "SweepSummary":
     if below:
         first = shlex.join(["sparsedepth", "status", str(min(below))])
         raise ValueError(f"{folder} holds {counted(len(below), 'results folder')}; give one of them: {first}")
-    raise ValueError(no_run_text([folder]))
+    raise no_run([folder])
 
 
 def _array_status(folder: Path, summary: "SweepSummary") -> ArrayStatus | None:

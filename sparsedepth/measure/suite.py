@@ -27,6 +27,7 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES, PLUGINS
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.words.plain_text import error_text
 
 AddRows = Callable[[MeasureContext, Measurements], None]
 
@@ -91,8 +92,9 @@ def measure_run(
         except Exception as error:
             if name in SUITE:
                 raise
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
+            warnings.warn(
+                f"the measure {name} of a plugin failed, and its numbers are missing: {error_text(error)}", stacklevel=2
+            )
         progress(done / len(names))
     return measurements
 

@@ -6,7 +6,6 @@ Experts: PyTorch's grouped product, then the loop; megablocks, whose products ar
 ones, by name only. The choice is recorded with the run, since kernels round differently."""
 
 import importlib.util
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -15,6 +14,7 @@ import torch
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention, moe_kernels
+from sparsedepth.words.plain_text import error_text
 
 Part = Literal["attention", "experts"]
 
@@ -139,8 +139,7 @@ def _absent(module: str, name: str, load: Callable[[], object], install: str, re
             return Obstacle(f"{name} is not installed", install)
         load()
     except Exception as error:  # a build for another torch fails in many ways: missing symbols, libraries, names
-        message = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-        return Obstacle(f"{name} does not load: {message}", rebuild)
+        return Obstacle(f"{name} does not load: {error_text(error)}", rebuild)
     return None
 
 

@@ -14,7 +14,7 @@ from sparsedepth.plots.style import COLUMNS
 from sparsedepth.plugins import error_text, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
-from sparsedepth.store.packs import no_run_text
+from sparsedepth.store.packs import no_run
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import pending
 from sparsedepth.words.captions import data_note, folders_note
@@ -200,7 +200,7 @@ def default_figure(store: Store) -> str:
         return "pareto" if len(search.objectives) > 1 else "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     if not runs[0]:
-        raise NothingToDraw(no_run_text(store.roots))
+        raise NothingToDraw(str(no_run(store.roots)))
     return "chain" if runs[1] > 1 else "layer_profile"
 
 

@@ -19,6 +19,7 @@ from sparsedepth.recipe.verify import hold_out, tests_of, with_verification
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.packs import read_file
 from sparsedepth.store.setting import BUDGET
+from sparsedepth.words.recipe import claim_of
 
 
 def derive_card(
@@ -132,12 +133,6 @@ def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:
     """(folder, verified card) next to results folders, of recipes derived from one of them (by its name)."""
     names = {folder.resolve().name for folder in folders}
     return [(path, card) for path, card in verified_cards(folders) if names & _sources(card)]
-
-
-def claim_of(recipe: Recipe) -> str:
-    """The changes, depth and objective of a recipe, as text."""
-    named = " and ".join(sorted(change.setting for change in recipe.changes))
-    return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
 
 
 def verified_cards(folders: Sequence[Path]) -> Iterator[tuple[Path, Card]]:

@@ -23,7 +23,7 @@ from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
-from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
+from sparsedepth.recipe.judge_table import TableRuns, check_variant, read_runs
 from sparsedepth.recipe.variants import variant_effects
 from sparsedepth.scaling.multiplier import MIN_BUDGETS
 from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
@@ -81,8 +81,8 @@ def judge(
     others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
     if not others:
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
-    if variant is not None and variant not in others:
-        raise ValueError(f"no variant {variant!r} beside {baseline!r}; {near_variant(variant, others)}")
+    if variant is not None:
+        check_variant(variant, others, f" beside {baseline!r}")
     losses = _losses(runs)
     if table.is_ladder and len(losses[baseline]) >= MIN_BUDGETS:
         return _of_ladder(table, losses, baseline, variant, asymptote)
@@ -107,13 +107,17 @@ def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str 
         speed = speeds[pair.name, pair.budget] - speeds[baseline, pair.budget]
         _add_worth(row, _worth(curve, pair, is_paired), speed, reason)
     shown = [row for row in rows if variant in (None, row.fields["setting"])]
+    bases = {pair.budget: len(pair.base) for pair in pairs.values()}
+    n_used = sum(len(pair.own) for pair in pairs.values()) + sum(bases.values())
+    n_known = int(runs["loss"].count())
+    why = "at budgets that are not compared"
     return Judgement(
         columns=table.columns,
         baseline=baseline,
         table=_table(shown, baseline),
         luck=luck,
         is_paired=is_paired,
-        used=_used(table, pairs),
+        used=used_text(n_used, n_known, len(runs), why, table.is_ladder, table.notes),
     )
 
 
@@ -126,12 +130,11 @@ def _of_ladder(
     speed = np.log(table.runs["throughput"]).groupby([table.runs["variant"], table.runs["budget"]]).mean()
     speeds = {name: (speed[name] - speed[baseline]).dropna().to_numpy() for name in losses}
     found = judge_ladder(known, baseline, speeds, asymptote)
-    n_runs = int(table.runs["loss"].notna().sum())
-    rest = {"without a loss": len(table.runs) - n_runs}
+    n_known = int(table.runs["loss"].count())
     shown = [row for row in found.table.rows if variant in (None, row[0])]
     return Judgement(
         columns=table.columns, baseline=baseline, table=QueryResult(found.table.columns, tuple(shown)), luck=None,
-        is_paired=False, used=used_text(n_runs, len(table.runs), rest, True, table.notes), ladder=found,
+        is_paired=False, used=used_text(n_known, n_known, len(table.runs), "", True, table.notes), ladder=found,
     )  # fmt: skip
 
 
@@ -150,21 +153,11 @@ def _table(rows: Sequence[Row], baseline: str) -> QueryResult:
     return QueryResult.of_records(records, COLUMNS)
 
 
-def _used(table: TableRuns, pairs: Mapping[str, "JudgedPair"]) -> str:
-    """How many of the runs are compared, and why not the others."""
-    n_runs, n_known = len(table.runs), int(table.runs["loss"].notna().sum())
-    bases = {pair.budget: len(pair.base) for pair in pairs.values()}
-    n_used = sum(len(pair.own) for pair in pairs.values()) + sum(bases.values())
-    rest = {"without a loss": n_runs - n_known, "at budgets that are not compared": n_known - n_used}
-    return used_text(n_used, n_runs, rest, table.is_ladder, table.notes)
-
-
 def _baseline(runs: pd.DataFrame, given: str | None) -> str:
     """The named one; else one that is called so; else the variant with the most runs. Raises ValueError."""
     counts = Counter(runs["variant"])
     if given is not None:
-        if given not in counts:
-            raise ValueError(f"no variant {given!r}; {near_variant(given, [*counts])}")
+        check_variant(given, [*counts])
         return given
     if named := [name for name in counts if name.lower() in BASELINES]:
         return named[0]

@@ -95,9 +95,11 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     return TableRuns(names, runs, notes, is_ladder)
 
 
-def near_variant(name: str, names: Sequence[str]) -> str:
-    """What to write in place of a variant that is not there."""
-    return did_you_mean(name, names, f"choose one of {', '.join(names[:12])}")
+def check_variant(name: str, names: Sequence[str], beside: str = "") -> None:
+    """Raises ValueError for a variant that is not there, with what to write in its place."""
+    if name not in names:
+        near = did_you_mean(name, names, f"choose one of {', '.join(names[:12])}")
+        raise ValueError(f"no variant {name!r}{beside}; {near}")
 
 
 def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:

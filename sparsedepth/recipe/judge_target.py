@@ -17,7 +17,7 @@ from scipy.special import stdtr, stdtrit
 from sparsedepth.effects.verdict import adjusted
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.quantities.quantity import Named
-from sparsedepth.recipe.judge_table import TableRuns, near_variant, read_runs
+from sparsedepth.recipe.judge_table import check_variant, read_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import mean_interval
 from sparsedepth.words.judge import used_text
@@ -50,8 +50,8 @@ def judge_target(
         raise ValueError(f"--target {target} is no loss; give a number such as 3.28")
     table = read_runs(path, columns, deadline)
     names = [*dict.fromkeys(table.runs["variant"])]
-    if variant is not None and variant not in names:
-        raise ValueError(f"no variant {variant!r}; {near_variant(variant, names)}")
+    if variant is not None:
+        check_variant(variant, names)
     known = table.runs.dropna(subset="loss")
     known = known[known["budget"] == known.groupby("variant")["budget"].transform("max")]
     records = [_of_variant(str(name), runs, target) for name, runs in known.groupby("variant", sort=False)]
@@ -65,7 +65,9 @@ def judge_target(
         if p < RECORD:
             record["seeds_wanted"] = None
     shown = [record for record in records if variant in (None, record["variant"])]
-    return TargetJudgement(table.columns, target, QueryResult.of_records(shown, COLUMNS), _used(table, known))
+    n_known = int(table.runs["loss"].count())
+    used = used_text(len(known), n_known, len(table.runs), "at smaller budgets", False, table.notes)
+    return TargetJudgement(table.columns, target, QueryResult.of_records(shown, COLUMNS), used)
 
 
 def _of_variant(name: str, runs: pd.DataFrame, target: float) -> Named:
@@ -91,9 +93,3 @@ def _seeds_wanted(effect: float, n: int) -> int | None:
         if effect * math.sqrt(seeds) >= stdtrit(seeds - 1, 1 - RECORD) + stdtrit(seeds - 1, POWER):
             return seeds
     return None
-
-
-def _used(table: TableRuns, known: pd.DataFrame) -> str:
-    n_lost = int(table.runs["loss"].isna().sum())
-    rest = {"without a loss": n_lost, "at smaller budgets": len(table.runs) - len(known) - n_lost}
-    return used_text(len(known), len(table.runs), rest, False, table.notes)

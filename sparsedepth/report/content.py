@@ -16,7 +16,7 @@ from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.frame import compared
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
-from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
+from sparsedepth.recipe.build_card import derive_card, manifest_facts, manifest_of
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import Evidence
 from sparsedepth.recipe.judge_ladder import judge_ladder
@@ -57,6 +57,7 @@ from sparsedepth.words.answers import (
     variance_line,
 )
 from sparsedepth.words.chain import evidence_lines, link_heading
+from sparsedepth.words.recipe import claim_of
 from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
 from sparsedepth.words.runs import search_text
 from sparsedepth.words.scaling import shapes_lines

@@ -7,7 +7,7 @@ as the text has them."""
 from collections.abc import Callable
 from pathlib import Path
 
-from sparsedepth.config.models_file import ModelEntry, ModelsFile
+from sparsedepth.config.models_file import ModelsFile
 from sparsedepth.config.section import Fields
 from sparsedepth.files import digest, local_path
 from sparsedepth.probe.load import LoadedModel, load_model
@@ -38,13 +38,12 @@ def measure_models(
         weights = f"{loaded.weights_hash} {loaded.facts.family}"  # another type makes another model of them
         return ledger.measured(name, loaded, weights, lambda: _measure(loaded, file, out, measuring, stopwatch))
 
-    one_by_one({name: _key(entry) for name, entry in entries.items()}, ledger, work, tell)
+    keys: dict[str, str] = {}
+    for name, entry in entries.items():
+        folder = local_path(entry.name)
+        keys[name] = digest([entry.model_dump(), files_key(folder) if folder.is_dir() else None])
+    one_by_one(keys, ledger, work, tell)
     return ledger.table(COLUMNS, {name: {"licence": entry.licence} for name, entry in entries.items()})
-
-
-def _key(entry: ModelEntry) -> str:
-    folder = local_path(entry.name)
-    return digest([entry.model_dump(), files_key(folder) if folder.is_dir() else None])
 
 
 def _measure(loaded: LoadedModel, file: ModelsFile, out: Path, measuring: Fields, stopwatch: Stopwatch) -> str:

@@ -33,7 +33,7 @@ from sparsedepth.store.degeneracy import (
     usable_form,
 )
 from sparsedepth.store.made_with import refuse_other_code, version_differences
-from sparsedepth.store.packs import no_run_text
+from sparsedepth.store.packs import no_run
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.setting import (
@@ -175,7 +175,7 @@ def _rows(store: Store, by: str, beside: Sequence[str], depth: int | None, where
         raise ValueError(f"{only_tuning_text(progress)}; `best` ranks results")
     depths = [str(depth) for (depth,) in store.sql("SELECT DISTINCT n_layers FROM runs ORDER BY 1").rows]
     if not depths or not conditions:
-        raise ValueError(no_run_text(store.roots))
+        raise no_run(store.roots)
     asked = " and ".join(conditions).replace("\n)", ")")
     raise ValueError(f"no run has {asked}; the store has runs of n_layers {', '.join(depths)}")
 

@@ -30,7 +30,7 @@ from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, read_only, refuse_functions, syntax_nodes
 from sparsedepth.store.made_with import plugins_of
-from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
+from sparsedepth.store.packs import Part, find_runs, no_run, read_file
 from sparsedepth.store.parquet import arrow_schema, empty_table, rows_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS, parse_object
@@ -196,7 +196,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     inside = (run.folder.parent.parent for part in parts for run in part.runs if run.folder != part.root)
     evals = read_evals(dict.fromkeys([*roots, *inside]))
     if not parts and not len(evals):
-        raise ValueError(no_run_text(roots))
+        raise no_run(roots)
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, parts or [Part(root=roots[0], runs=[])], damaged)
@@ -222,15 +222,6 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     _warn_of_other_tokens(store)
     _warn_of_plugins(store)
     return store
-
-
-def _run_columns(root: Path) -> str:
-    """SQL of the columns of `runs`: the root is the `source`, joined to `folder`, which is '.' for a run as root."""
-    prefix = utf8(str(root)).replace("'", "''")
-    return (
-        f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE (if(folder = '.', '{prefix}', "
-        f"'{prefix}/' || folder) AS folder), '{prefix}' AS {SOURCE.name}"
-    )
 
 
 def _make_views(
@@ -259,7 +250,13 @@ def _make_views(
             continue
         loaded = load(part, damaged)
         seen.update(*(rows.runs["run_id"].to_pylist() for rows in loaded))
-        add("runs", pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies)
+        root = utf8(str(part.root)).replace("'", "''")
+        # The root is the `source`, joined to `folder`, which is '.' for a run as root.
+        columns = (
+            f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE (if(folder = '.', '{root}', '{root}/' || folder) AS "
+            f"folder), '{root}' AS {SOURCE.name}"
+        )
+        add("runs", pa.concat_tables([rows.runs for rows in loaded]), columns, copies)
         for rows, table in product(loaded, TABLES):
             add(table, rows.tables[table], "*", copies | rows.left_out)
     for view, parts_of_view in selects.items():

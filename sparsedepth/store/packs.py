@@ -259,16 +259,17 @@ def find_groups(root: Path, kind: str) -> Iterator[Files]:
         yield from map(pack.files, pack.places(kind))
 
 
-def no_run_text(roots: Sequence[Path]) -> str:
-    """Why there is no complete run, and what helps."""
+def no_run(roots: Sequence[Path]) -> ValueError:
+    """Says why there is no complete run, and what helps."""
     from sparsedepth.config.sweep import DEFINITION
 
     names, first = (shlex.join(map(str, some)) for some in (roots, roots[:1]))
+    told = f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
     if all((root / DEFINITION).is_file() for root in roots):
-        return f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"
-    if any(any(find_groups(root, TOYS)) for root in roots):
-        return f"{names} holds toy networks and no runs; see their exponents: python analysis/toy.py {names}"
-    return f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
+        told = f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"
+    elif any(any(find_groups(root, TOYS)) for root in roots):
+        told = f"{names} holds toy networks and no runs; see their exponents: python analysis/toy.py {names}"
+    return ValueError(told)
 
 
 def is_complete_run(results: Path, run_id: str) -> bool:
@@ -315,7 +316,7 @@ def pack(results: Path, out: Path) -> int:
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
         raise ValueError(f"{str(results)!r} is a run, or holds several results folders; pack one results folder")
     if not records:
-        raise ValueError(no_run_text([results]))
+        raise no_run([results])
     contents = [content for place, files in records for content in contents_of(place, files)]
     contents += _unfinished(results, {place for place, _ in records})
     rows = stored_rows.read_rows(stored)

@@ -35,7 +35,7 @@ from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.run.comparable import check_enough_to_fit
 from sparsedepth.watch.adapt import Adapted, Names, adapt, check_weights, is_compiled, original
 from sparsedepth.watch.points import N_SEQUENCES, Points, Training
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import did_you_mean, error_text
 from sparsedepth.words.watch import cost_text, few_tokens_text
 
 Log = Callable[[dict[str, float], int], Any]
@@ -137,8 +137,7 @@ class Watch:
                     config = self._config(name)
                     found.extend(measure_run(adapted.probed, config, adapted.tokens.held_out, step=step))
                 except Exception as error:
-                    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                    told = f"the measure {name} failed at step {step}, and its numbers are missing: {text}"
+                    told = f"the measure {name} failed at step {step}, and its numbers are missing: {error_text(error)}"
                     warnings.warn(told, stacklevel=3)
         return found
 
@@ -152,7 +151,7 @@ class Watch:
             try:
                 self.log(scalars(found), step)
             except Exception as error:
-                warnings.warn(f"log failed at step {step}: {type(error).__name__}: {error}", stacklevel=3)
+                warnings.warn(f"log failed at step {step}: {error_text(error)}", stacklevel=3)
 
     def _limit(self, seconds: float, is_first: bool) -> None:
         """Tells the first point's cost, once the time of a step is known; with a budget, later ones read as many

@@ -1,6 +1,5 @@
 """The report of `doctor`."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,3 @@ def finding_text(finding: "Finding") -> str:
     state = "" if is_expected else f"{finding.state}  "
     fix = f"\n     fix: {finding.fix}" if finding.fix else ""
     return f" {'*' if finding.chosen else ' '} {finding.name:16} {state}{finding.fact}{fix}"
-
-
-def error_text(error: Exception) -> str:
-    """'ImportError: ...', cut to a line."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)

@@ -1,6 +1,6 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
@@ -169,8 +169,10 @@ def _advice(records: Sequence[Row]) -> str:
     return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"
 
 
-def used_text(n_used: int, n_runs: int, rest: Mapping[str, int], is_ladder: bool, notes: Sequence[str]) -> str:
-    """'10 of 12 runs, 2 without a loss'. `rest`: why -> how many others; `notes`: what was done to names and values."""
+def used_text(n_used: int, n_known: int, n_runs: int, others: str, is_ladder: bool, notes: Sequence[str]) -> str:
+    """'10 of 12 runs, 2 without a loss'. `n_known`: runs with a loss; `others`: why some of them are not used; `notes`:
+    what was done to names and values."""
+    rest = {"without a loss": n_runs - n_known, others: n_known - n_used}
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
     ladder = ["a ladder: each row is taken as a run of its own, at its budget"] if is_ladder else []
     return "; ".join([", ".join(parts), *ladder, *notes])

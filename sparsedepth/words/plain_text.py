@@ -40,6 +40,11 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+def error_text(error: Exception) -> str:
+    """'ImportError: ...', cut to a line."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+
+
 def utf8(text: str) -> str:
     """The text with characters that UTF-8 cannot encode (half of a surrogate pair, undecodable file names) as '?'."""
     return text.encode(errors="replace").decode()

@@ -62,6 +62,12 @@ def _nothing_text(recipe: "Recipe") -> str:
     return f"{text}; a gain of about {size} or more would probably have been seen"
 
 
+def claim_of(recipe: "Recipe") -> str:
+    """The changes, depth and objective of a recipe, as text."""
+    named = " and ".join(sorted(change.setting for change in recipe.changes))
+    return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
+
+
 def difference_text(effect: "Effect") -> str:
     """'val_loss lower by 0.0644 nat/token (0.042 to 0.0853)', or 'memory lower, times 0.5 (0.4 to 0.6)'."""
     assert effect.estimate is not None
