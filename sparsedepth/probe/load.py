@@ -40,7 +40,7 @@ from sparsedepth.probe.folder import (
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_types import TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
-from sparsedepth.store.run_record import which_run
+from sparsedepth.store.run_record import refuse_several_runs
 
 if TYPE_CHECKING:  # of transformers, which a run of ours does not need
     from sparsedepth.probe.hf_adapter import ProbedHfModel
@@ -115,8 +115,7 @@ def load_model(
         return _load_run(str(source), folder, device)
     if (folder / CONFIG).exists():
         return _load_hf(str(source), folder, device, dtype, memory)
-    if problem := which_run(folder):
-        raise ValueError(problem)
+    refuse_several_runs(folder)
     check_hub_name(str(source), is_free=not folder.exists())
     name, _, revision = str(source).partition("@")
     return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype, memory)

@@ -32,7 +32,7 @@ from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
 from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run
-from sparsedepth.words.plain_text import did_you_mean, utf8
+from sparsedepth.words.plain_text import did_you_mean, one_line, utf8
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -178,7 +178,7 @@ class Pack:
             return read()
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
             kind = OldPack if isinstance(error, stored_rows.OtherColumns) else DamagedPack
-            raise kind(self.folder, name, " ".join(str(error).split())[:200]) from None
+            raise kind(self.folder, name, one_line(error)) from None
 
 
 # Records, in folders and packs

@@ -312,16 +312,20 @@ def _complete_files(folder: Path) -> Files:
     if not folder.is_dir():
         raise ValueError(f"{str(folder)!r} is not a folder; name that of a complete run, such as DIR/{RUNS}/RUN")
     if not is_complete(folder):
-        raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
+        refuse_several_runs(folder)
+        raise ValueError(f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
     return run_files(files_in(folder))
 
 
-def which_run(folder: Path) -> str:
-    """What to name in place of a folder of several runs; '' for another folder."""
+def refuse_several_runs(folder: Path) -> None:
+    """Raises ValueError, with what to name instead, for a folder of several runs."""
     for pack in (folder, folder.parent.parent):  # PACK, or PACK/runs/RUN as it would be in a folder
         if (pack / INDEX).is_file():
-            return f"{str(pack)!r} is a pack, which is only read by queries; name a run of its results folder"
-    return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
+            raise ValueError(
+                f"{str(pack)!r} is a pack, which is only read by queries; name a run of its results folder"
+            )
+    if (folder / RUNS).is_dir():
+        raise ValueError(f"{str(folder)!r} is a results folder; name one of {folder / RUNS}")
 
 
 def _parse_subject(folder: Path, name: str, content: bytes, run_id: str, plugins: Any) -> Subject:
