@@ -147,6 +147,8 @@ QUESTIONS["trainings"] = SavedQuery(
     f" GROUP BY ALL HAVING count(DISTINCT cluster) = (SELECT count(DISTINCT cluster) {_POINTS}))"
     " ORDER BY tokens_trained, cluster",
 )
+EQUAL_RISE = 0.01
+"""nat/byte: .045 nat/token where a token has 4.5 bytes, about needed_threshold."""
 QUESTIONS["models"] = SavedQuery(
     asks="how much of its depth does each measured model use?",
     none="no model was measured (sparsedepth measure --models)",
@@ -157,14 +159,21 @@ QUESTIONS["models"] = SavedQuery(
         "fit_per_dimension",
         "family",
     ),
-    explains="depth_used: needed_layers / n_layers. val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: "
-    "tokens per dimension on which maps were fitted; below 16 their own error counts. Weights below fp32 are ranked "
-    "apart. Only models on one text compare, and of unlike losses the better one needs more layers.",
-    sql="SELECT row_number() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY depth_used DESC NULLS LAST, model)"
-    " AS rank, * FROM (SELECT model, family, params_total, n_layers, needed_layers, needed_layers_lo, needed_layers_hi,"
-    " needed_layers / n_layers AS depth_used, val_loss, val_bits_per_byte * ln(2) AS loss_per_byte, usefulness,"
-    " causal_score, residual_variance_last, fit_tokens / d_model AS fit_per_dimension, weights_dtype, text, packages"
-    " FROM runs WHERE model IS NOT NULL) ORDER BY weights_dtype <> 'float32', rank",
+    explains="depth_used: needed_layers / n_layers, at a rise in nat/token. needed_equal_rise, which ranks: blocks "
+    f"whose replacement adds more than {EQUAL_RISE} nat/byte, alike for all tokenizers; NULL where bytes are unknown. "
+    "val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: tokens per dimension on which maps were fitted; "
+    "below 16 their own error counts. Weights below fp32 are ranked apart. Only models on one text compare, and of "
+    "unlike losses the better one needs more layers.",
+    sql="SELECT row_number() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY needed_equal_rise / n_layers DESC"
+    " NULLS LAST, depth_used DESC NULLS LAST, model) AS rank, * FROM (SELECT model, family, params_total, n_layers,"
+    " needed_layers, needed_layers_lo, needed_layers_hi, needed_layers / n_layers AS depth_used, needed_equal_rise,"
+    " val_loss, val_bits_per_byte * ln(2) AS loss_per_byte, usefulness, causal_score, residual_variance_last,"
+    " fit_tokens / d_model AS fit_per_dimension, weights_dtype, text, packages FROM runs LEFT JOIN (SELECT run_id,"
+    f" count(*) FILTER (added > {EQUAL_RISE} * val_loss / val_bits_per_byte / ln(2) AND lo > 0) AS needed_equal_rise"
+    " FROM runs JOIN (SELECT run_id, max(value) FILTER (metric = 'affine_loss_added') AS added,"
+    " max(value) FILTER (metric = 'affine_loss_added_lo') AS lo FROM layers GROUP BY run_id, step, layer)"
+    " USING (run_id) WHERE needed_layers IS NOT NULL AND val_bits_per_byte IS NOT NULL GROUP BY run_id) USING (run_id)"
+    " WHERE model IS NOT NULL) ORDER BY weights_dtype <> 'float32', rank",
 )
 
 _SIGNAL_TO_NOISE = SavedQuery(

@@ -1,5 +1,6 @@
 """Records of measured models: whole or absent, and in one table with trained runs."""
 
+import math
 import os
 import shutil
 import warnings
@@ -17,6 +18,7 @@ from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, files_in
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import check_place, read_record, read_run, save_measured, verify
+from sparsedepth.store.saved_queries import answered
 from sparsedepth.store.subject import MeasuredModel
 from sparsedepth.words.best import answer
 
@@ -47,6 +49,28 @@ def results(tmp_path):
         make_run(tmp_path, config, {"val_loss": loss, "usefulness": 0.2}, layers=profile(loss))
     write(tmp_path / "models" / "qwen")
     return tmp_path
+
+
+def test_needed_layers_of_two_tokenizers_are_compared_at_an_equal_rise(tmp_path):
+    """Three blocks add .02, .06 and .2 nat/token, a fourth .5 +- 1. A token has 2 bytes or 10, so that .01 nat/byte are
+    .02 or .1 nat/token: two blocks are above the first, one above the second. In nat/token both need three."""
+    added = {1: (0.02, 0.01), 2: (0.06, 0.05), 3: (0.2, 0.1), 4: (0.5, -0.5)}
+    layers = [
+        {"step": 0, "layer": layer, "metric": f"affine_loss_added{end}", "value": value, "n": 8}
+        for layer, values in added.items()
+        for end, value in zip(("", "_lo"), values, strict=True)
+    ]
+    for name, length, known in (("short", 2, {}), ("long", 10, {}), ("tokens", 2, {"val_bits_per_byte": None})):
+        model = QWEN.model_copy(update={"model": name, "n_layers": 4, "dtype": "float32", "weights_hash": name})
+        summary = {"val_loss": 3.0, "needed_layers": 3.0, "val_bits_per_byte": 3 / math.log(2) / length, **known}
+        save_measured(tmp_path / "models" / name, model, summary, MANIFEST, {"layers": layers, "pairs": []})
+    with open_store(tmp_path) as store:
+        found = answered(store, "models")
+    rows = {row["model"]: row for row in found.result.records()}
+    assert {name: row["needed_equal_rise"] for name, row in rows.items()} == {"short": 2, "long": 1, "tokens": None}
+    assert [*rows] == ["short", "long", "tokens"], "ranked by it, unknown ones last"
+    assert {row["needed_layers"] for row in rows.values()} == {3.0}
+    assert "more than 0.01 nat/byte" in found.query.explains
 
 
 def test_what_is_written_is_read(tmp_path):
