@@ -193,13 +193,13 @@ def marks_of(page: Figure) -> Marks:
     return Marks(groups, kinds, [*rows[[*found[0].columns]].itertuples(index=False, name=None)], n_left_out)
 
 
-def render(build: Callable[[], Figure], *suffixes: str, columns: int = 0) -> Rendered:
+def render(build: Callable[[], Figure], *suffixes: str, columns: int = 0, has_caption: bool = True) -> Rendered:
     """The page in each of FORMATS that `suffixes` name; for so many columns of a paper without its caption, and in
     pages of TALLEST: all pages in one format, then in the next."""
     with matplotlib.rc_context(PAPER | {"figure.figsize": (COLUMNS[columns], TALLEST)} if columns else RC):
         page = build()
         notes = " ".join(page.get_supxlabel().split())
-        if columns:
+        if columns or not has_caption:
             page.supxlabel("")
         lay_out(page)
         pictures = []

@@ -181,15 +181,21 @@ def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]
 
 def draw_image(name: str, drawing: Drawing) -> Fields:
     """What is inside the SVG of the figure, its size in points, its caption, and its marks."""
-    page, notes, (content,) = render(drawing.page, ".svg")
+    page, notes, (content,) = render(drawing.page, ".svg", has_caption=False)  # the page has it, in its own type
     width, height = (round(72 * float(inches), 1) for inches in page.get_size_inches())
     if len(content) > LARGEST_SVG:
-        uri = data_uri(render(drawing.page, ".png").pictures[0], "image/png")
+        uri = data_uri(render(drawing.page, ".png", has_caption=False).pictures[0], "image/png")
         inside = f'<image href="{uri}" width="{width}" height="{height}"/>'
     else:
         inside = inside_svg(name, content.decode())
     marks = marks_of(page)._asdict()
-    return {"svg": Markup(inside), "width": width, "height": height, "caption": notes, "marks": marks}
+    return {
+        "svg": Markup(inside),
+        "width": width,
+        "height": height,
+        "caption": notes.replace(r"\$", "$"),
+        "marks": marks,
+    }
 
 
 def inside_svg(name: str, svg: str) -> str:

@@ -164,7 +164,7 @@ def tests_lines(card: "Card") -> list[str]:
 
 def told_by_outcome(card: "Card") -> list[str]:
     """'passed: equal cost (FLOPs x1)', a line for each outcome."""
-    outcomes = dict.fromkeys(test.outcome for test in card.tests)
+    outcomes = sorted({test.outcome for test in card.tests}, key="failed passed not run".find)
     named = {outcome: [test for test in card.tests if test.outcome == outcome] for outcome in outcomes}
     return [f"{outcome}: {', '.join(f'{t.name} ({t.text})' for t in tests)}" for outcome, tests in named.items()]
 

@@ -18,7 +18,7 @@ from sparsedepth.words.effects import (
     unit_text,
 )
 from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
-from sparsedepth.words.recipe import tests_lines, verification_text
+from sparsedepth.words.recipe import told_by_outcome, verification_text
 from sparsedepth.words.runs import damage_text
 from sparsedepth.words.scaling import at_largest, flops_text
 from sparsedepth.words.table import fitted_table
@@ -199,7 +199,7 @@ def summary(
         if card.verification:
             yield f"The recipe was {verification_text(card)}."
         if card.tests:
-            yield f"Tests: {'; '.join(' '.join(line.split()) for line in tests_lines(card))}."
+            yield from (f"Tests {' '.join(line.split())}." for line in told_by_outcome(card))
     yield counted_runs
     n_all, n_shown = n_effects
     if n_all:

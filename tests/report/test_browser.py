@@ -29,6 +29,10 @@ window.addEventListener("load", () => {
   const figures = [...document.querySelectorAll("figure svg")];
   const drawn = (one) => one.querySelectorAll("path").length;
   found.images = figures.map((one) => [one.ariaLabel.split(":")[0], drawn(one), one.clientWidth]);
+  const captions = [...document.querySelectorAll("figure[id] figcaption")];
+  found.captions = captions.map((one) => [one.textContent, parseFloat(getComputedStyle(one).fontSize)]);
+  found.whole = ["runs", "effects"].map((name) => document.querySelector(`#table-${name} > .scroll`))
+    .map((one) => one.scrollHeight <= one.offsetHeight);
   const frame = document.querySelector("#table-runs"), table = frame.querySelector("table");
   const heads = [...table.tHead.rows[0].cells], column = (name) => heads.findIndex((one) => one.textContent === name);
   const keys = (name) => [...table.tBodies[0].rows].map((row) => row.cells[column(name)].dataset.key);
@@ -94,7 +98,9 @@ def test_tables_sort_and_filter_and_figures_show_at_any_width(page, width):
     found = probed(page, width)
     assert found["width"] == width
     assert found["scroll"] <= width and found["cards"] == [True]  # the recipe's table is not cut
-    assert found["hostile"] is None
+    assert found["hostile"] is None and found["whole"] == [True, True]  # no scroll bar inside that of the page
+    assert all(size > 14 for _, size in found["captions"]) and "95% interval" in found["captions"][1][0]
+    assert width < 1280 or all(shown > 0.6 * (1280 - 64) for _, _, shown in found["images"])
     assert [name for name, _, _ in found["images"]] == ["variance", "effects", "pareto"]
     assert all(drawn > 10 and shown > 100 for _, drawn, shown in found["images"])
     numbers = [float(key) for key in found["up"] if key]

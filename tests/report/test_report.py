@@ -59,7 +59,8 @@ def test_the_answers_come_first_with_effect_verdict_basis_and_figure(contents):
 
 
 def test_the_summary_states_the_findings(contents):
-    assert contents.summary[0].startswith("Tests: passed in-sample with seeds: 3 seeds, adjusted p ")
+    assert contents.summary[0].startswith("Tests passed: in-sample with seeds (3 seeds, adjusted p ")
+    assert contents.summary[1].startswith("Tests not run: ")
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in contents.summary
     assert any("n_layers=4, depth_scale=lns: val_loss lower, -0.299 nat/token" in line for line in contents.summary)
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")

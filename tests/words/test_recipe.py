@@ -32,8 +32,8 @@ def test_tests_are_told_by_outcome_where_there_is_little_room():
     tests = [
         SimpleNamespace(name=name, outcome=outcome, text=text)
         for name, outcome, text in (
-            ("in-sample with seeds", "passed", "3 seeds"),
             ("fresh seeds", "not run", "recipe verify CARD"),
+            ("in-sample with seeds", "passed", "3 seeds"),
             ("equal cost", "passed", "FLOPs x1"),
         )
     ]
