@@ -1,7 +1,8 @@
 """A ladder: loss against compute with the law of the baseline, and below it what each setting is worth.
 
-Upper panel: the runs, and the baseline's law with its 95% band. Lower panel: the multiplier of each setting at each of
-its budgets, with its drift whether shown or not (`scaling.ladder`); 1 is the baseline."""
+Upper panel: the runs, and the baseline's law with its 95% band. Lower panel: the multiplier of each setting, the same
+at all budgets unless a drift is shown (`scaling.ladder`), as in the text; pale, with a drift that is not; 1 is the
+baseline."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.plots.facets import FLOPS_LABEL, Panel, lines_drawing
+from sparsedepth.plots.facets import FLOPS_LABEL, Panel, lines_drawing, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, check_path, write
-from sparsedepth.plots.style import GREY
+from sparsedepth.plots.runs import settings_in_order
+from sparsedepth.plots.style import GREY, Style, setting_styles
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.scaling.ladder import LadderLaw, laws_of
 from sparsedepth.scaling.points import BASELINE
@@ -40,19 +42,13 @@ def draw_ladder(laws: Mapping[str, LadderLaw], baseline: str, path: Path) -> Non
 
 
 def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
-    """Its points: panel ('loss' or 'multiplier'), setting, x (train_flops), mean, lo, hi, n_seeds."""
+    """Its points: panel ('loss' or 'multiplier'), setting, x (train_flops), mean, lo, hi, with_drift, n_seeds."""
     worth = {name: law.worth.estimate if law.worth else -np.inf for name, law in laws.items()}
     shown = sorted(laws, key=worth.__getitem__, reverse=True)[:MOST]
     first = laws[shown[0]]
-    rows: list[tuple[Any, ...]] = []
-    for name, law, is_setting in [(baseline, first, False), *((name, laws[name], True) for name in shown)]:
-        own_N = law.ladder.is_setting_N == is_setting
-        for C, log_loss in zip(law.ladder.C_N[own_N], law.ladder.mean_N[own_N], strict=True):
-            rows.append(("loss", name, C, float(np.exp(log_loss)), np.nan, np.nan))
-            found = law.worth_at(float(C)) if is_setting else None
-            if found is not None:
-                rows.append(("multiplier", name, C, *np.exp((found.estimate, *found.interval)).tolist()))
-    points = pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi"]).assign(n_seeds=1)
+    points = _points(first, baseline, {name: laws[name] for name in shown})
+    worths = points[points["panel"] == "multiplier"]
+    looks = setting_styles(settings_in_order(points["setting"]))
     look: Named = {"x": "flops", "x_label": FLOPS_LABEL}
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1
     kinds = [
@@ -60,11 +56,30 @@ def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
             key="loss", y_label="loss (nat/token)", scale="linear", decorate=partial(_draw_band, first, ends), **look
         ),
         Panel(
-            key="multiplier", y_label="compute multiplier", scale="linear", decorate=partial(_draw_one, ends), **look
+            key="multiplier",
+            y_label="compute multiplier",
+            scale="linear",
+            range=range_of(pd.concat([worths, worths[["with_drift"]].set_axis(["mean"], axis=1)])),
+            decorate=partial(_draw_pale, ends, looks),
+            **look,
         ),
     ]
     known = [kind for kind in kinds if (points["panel"] == kind.key).any()]
-    return lines_drawing(points, known, ladder_caption(len(laws) - len(shown)), columns=1, size=(4.6, 2.9))
+    notes = ladder_caption(len(laws) - len(shown), [name for name in shown if laws[name].has_drift])
+    return lines_drawing(points, known, notes, columns=1, size=(4.6, 2.9))
+
+
+def _points(first: LadderLaw, baseline: str, laws: Mapping[str, LadderLaw]) -> pd.DataFrame:
+    rows: list[tuple[Any, ...]] = []
+    for name, law, is_setting in [(baseline, first, False), *((name, law, True) for name, law in laws.items())]:
+        own_N = law.ladder.is_setting_N == is_setting
+        for C, log_loss in zip(law.ladder.C_N[own_N], law.ladder.mean_N[own_N], strict=True):
+            rows.append(("loss", name, C, float(np.exp(log_loss)), *[np.nan] * 3))
+            with_drift = law.worth_at(float(C)) if is_setting else None
+            if with_drift and (found := with_drift if law.has_drift else law.worth):
+                values = np.exp((found.estimate, *found.interval, with_drift.estimate))
+                rows.append(("multiplier", name, C, *values.tolist()))
+    return pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi", "with_drift"]).assign(n_seeds=1)
 
 
 def _draw_band(law: LadderLaw, ends: tuple[float, float], axis: Any, rows: pd.DataFrame) -> None:
@@ -78,6 +93,9 @@ def _draw_band(law: LadderLaw, ends: tuple[float, float], axis: Any, rows: pd.Da
     axis.set_xlim(*ends)
 
 
-def _draw_one(ends: tuple[float, float], axis: Any, rows: pd.DataFrame) -> None:
+def _draw_pale(ends: tuple[float, float], looks: Mapping[str, Style], axis: Any, rows: pd.DataFrame) -> None:
     axis.axhline(1.0, color=GREY, linewidth=1.0, zorder=1)
+    for name, own in rows.groupby("setting"):
+        colour, marker, _ = looks[str(name)]
+        axis.plot(own["x"], own["with_drift"], color=colour, marker=marker, linestyle="", markersize=3, alpha=0.35)
     axis.set_xlim(*ends)

@@ -295,11 +295,15 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
     return f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval}){hidden}"
 
 
-def ladder_caption(n_hidden: int) -> str:
+def ladder_caption(n_hidden: int, drifting: Sequence[str]) -> str:
+    value = (
+        f"at each budget of {', '.join(drifting)}, whose drift is shown; else one value" if drifting else "one value"
+    )
     more = f" {n_hidden} settings that are worth less are not drawn." if n_hidden else ""
     return (
         " Above: grey, the law of the baseline with its 95% band. Below: the compute that the "
-        f"baseline needs for the same loss, over that of the setting, with its 95% interval at each budget.{more}"
+        f"baseline needs for the same loss, over that of the setting, with its 95% interval: {value} for all budgets. "
+        f"Pale: with a drift that is not shown.{more}"
     )
 
 

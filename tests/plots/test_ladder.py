@@ -30,12 +30,31 @@ def test_its_numbers_are_those_of_the_law(monkeypatch):
     }
     law = laws_of(losses, "baseline")["depth_scale=lns"]
     worth = drawing.data[drawing.data["panel"] == "multiplier"]
-    assert np.log(worth["mean"]).tolist() == pytest.approx([law.worth_at(C).estimate for C in worth["x"]])
+    assert not law.has_drift and np.log(worth["mean"]).tolist() == pytest.approx([law.worth.estimate] * 6)
+    assert np.log(worth["with_drift"]).tolist() == pytest.approx([law.worth_at(C).estimate for C in worth["x"]])
+    page = drawing.page()
+    assert "with its 95% interval: one value for all budgets. Pale: with a" in " ".join(page.get_supxlabel().split())
+    (pale,) = (line for line in page.axes[1].get_lines() if line.get_alpha())
+    assert pale.get_ydata().tolist() == worth["with_drift"].tolist()
+    low, high = page.axes[1].get_ylim()
+    assert worth["with_drift"].between(low, high).all() and worth["lo"].min() > low
     assert (worth["lo"] < worth["mean"]).all() and (worth["mean"] < worth["hi"]).all() and len(worth) == 6
     middle, half = law.baseline_at(np.array([1e18]))
     truth = 1.9 + 4.1 * 100**-0.13
     assert middle[0] * np.exp(-half[0]) < truth < middle[0] * np.exp(half[0])
     assert len(render(drawing.page, ".svg").pictures[0]) > 10_000
+
+
+def test_a_drift_that_is_shown_is_drawn_at_each_budget(monkeypatch):
+    rows = runs()
+    C = rows["train_flops"] * (rows["train_flops"] / 1e18) ** 0.4
+    rows["loss"] = rows["loss"].where(rows["setting"] == "baseline", 1.9 + 4.1 * (C / 1e16) ** -0.13)
+    monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
+    drawing = ladder.ladder(None)
+    worth = drawing.data[drawing.data["panel"] == "multiplier"]
+    assert worth["mean"].tolist() == worth["with_drift"].tolist() and worth["mean"].is_monotonic_increasing
+    said = " ".join(drawing.page().get_supxlabel().split())
+    assert "interval: at each budget of depth_scale=lns, whose drift is shown; else one value for all budgets." in said
 
 
 @pytest.mark.parametrize(
