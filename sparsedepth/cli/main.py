@@ -11,6 +11,9 @@ from collections.abc import Sequence
 OUTPUTS = frozenset({"-o", "--out", "--again"})
 """Options of all commands that name what is written."""
 
+RESUMED = frozenset({"sweep", "work", "train", "measure", "evaluate", "verify"})
+"""Words of commands that go on where they were interrupted."""
+
 FIXES = {
     errno.ENOSPC: "free space, and run the same command again",
     errno.ENOTDIR: "a file is in the place of a folder; name another folder",
@@ -39,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
         code = get_command(app).main(args=words, prog_name="sparsedepth", standalone_mode=False)
     except KeyboardInterrupt:
-        code = _fail("interrupted; run the same command again to resume", 130)
+        code = _fail("interrupted" + "; run the same command again to resume" * bool(RESUMED & {*words[:2]}), 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has closed
         code = 1
@@ -57,6 +60,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
             code = 2
         else:
             text = message().replace("Value error, ", "").removesuffix(".")  # pydantic's prefix
+            if text.startswith("Missing option '-o'") and words[2:] and not words[2].startswith("-"):
+                text += f"; did you mean --out {words[2]}?"
             code = _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", 2)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -240,7 +240,9 @@ def _matching(prefix: str, scratches: "Sequence[Scratch]", where: str) -> "Scrat
     matches = {scratch.run_id: scratch for scratch in scratches if scratch.run_id.startswith(prefix)}
     if len(matches) != 1:
         found = ", ".join(sorted(matches)) or "none"
-        raise ValueError(f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}")
+        raise ValueError(
+            f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}; `sparsedepth logs DIR` lists them"
+        )
     return next(iter(matches.values()))
 
 

@@ -251,6 +251,8 @@ def stop(
 
     if not folder.is_dir() or (definition := read_definition(folder)) is None:
         raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
+    if not (folder / "slurm").is_dir():
+        raise ValueError(f"{folder} is not on Slurm: press Ctrl-C where its sweep runs")
     slurm.check_present()
     array = TaskArray(sweep=definition.name, results=folder)
     if not (count := array.stop()):

@@ -47,7 +47,13 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Rejects keys that are given twice, of which YAML would keep the last."""
         keys = set[Hashable]()
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        told = [(key.value, value.value if isinstance(value.value, str) else "...") for key, value in pairs]
+        if node.flow_style and "" in (values := [value for _, value in told][1:]):
+            name, value = told[values.index("")]
+            several = ", ".join([value, *(key for key, empty in told if empty == "")])
+            raise yaml.YAMLError(f"{name}: {several} must be a list: write [{several}] {node.start_mark}")
+        for key_node, _ in pairs:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 break  # rejected below, with its position
@@ -97,6 +103,7 @@ def _parser_message(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) and error.problem:
         context = f", {error.context}" if error.context else ""
         fix = "; indent with spaces" if "'\\t'" in error.problem else ""
+        fix = "; put the text in quotes" if error.problem.startswith(("mapping values", "expected ','")) else fix
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{fix}"
     return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
@@ -112,7 +119,8 @@ def read_yaml(path: Path) -> Named:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         content = "nothing" if values is None else f"a {type(values).__name__}"
-        raise ValueError(f"{path} must hold 'key: value' lines, and holds {content}")
+        fix = f"; this is a table: sparsedepth judge {path}" if path.suffix in (".csv", ".tsv") else ""
+        raise ValueError(f"{path} must hold 'key: value' lines, and holds {content}{fix}")
     return values
 
 

@@ -19,9 +19,12 @@ def explain(model: type[BaseModel], values: Fields, error: ValidationError) -> l
     errors = error.errors()
     mistakes = _key_mistakes(model, values, errors)
     invalid = {str(details["loc"][0]) for details in errors if details["loc"]}
-    if not invalid or any(field.is_required() for name, field in model.model_fields.items() if name in invalid):
+    needed = {name: model.model_fields[name] for name in invalid & {*model.model_fields}}
+    needed = {name: field for name, field in needed.items() if field.is_required()}
+    if not invalid or any(field.annotation is not str for field in needed.values()):
         return mistakes
-    left = _errors(model, {name: value for name, value in values.items() if name not in invalid})
+    left = {name: value for name, value in values.items() if name not in invalid}
+    left = _errors(model, left | dict.fromkeys(needed, "given"))
     causes = [details.get("ctx", {}).get("error") for details in left if not details["loc"]]
     between = [mistake for cause in causes if isinstance(cause, Mistakes) for mistake in cause.mistakes]
     doubtful = invalid | set(re.findall(r"did you mean '(\w+)'", " ".join(mistakes)))

@@ -323,7 +323,8 @@ def with_derived_sizes(values: Fields) -> Named:
 Rule = tuple[Callable[[ModelConfig], object], str]
 
 WITH_EXPERTS = (
-    (lambda c: c.top_k is None, "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"),
+    (lambda c: c.top_k is None,
+     "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}; with top_k=1 also renormalise_gates=false"),
     (lambda c: (c.top_k or 0) > c.n_experts,
      "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}"),
     (lambda c: c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates,

@@ -113,7 +113,9 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
     for kind in ("variant", "budget"):
         if kind in names and (absent := runs[kind].isna()).any():
-            raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
+            row = runs["row"][absent].iloc[0]
+            line = f"row {row}{f', line {row + 1},' * (path.suffix in ('.csv', '.tsv'))}"
+            raise ValueError(f"{path}: {line} has no {names[kind]}; fill it in, or delete the row")
     for kind in ("variant", "seed"):
         runs[kind] = [value and by_value(value) for value in runs[kind]]
     runs["budget"] = runs["budget"].fillna(0.0)

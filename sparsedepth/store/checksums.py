@@ -22,7 +22,9 @@ class DamagedRun(ValueError):
     """A complete folder whose files differ from those it was completed with."""
 
     what, state = "run folder", "is damaged"
-    fix = "copy the folder again from where it was made, or delete it and run it again"
+    fix = (
+        "copy the folder again from where it was made, or delete it and run it again (--skip-damaged reads the others)"
+    )
 
     def __init__(self, folder: Path, name: str, problem: str, message: str = "") -> None:
         super().__init__(message or f"{self.what} {str(folder)!r} {self.state}: {name} {problem}; {self.fix}")

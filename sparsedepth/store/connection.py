@@ -147,6 +147,10 @@ class Store(AbstractContextManager["Store"]):
             raise ValueError(_explain(error, text)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
             raise ValueError(f"the query cannot be run: {error}") from None
+        except RuntimeError as error:
+            if str(error) != "Query interrupted":
+                raise
+            raise KeyboardInterrupt from None  # as DuckDB tells it
 
     def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
         """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
@@ -381,4 +385,6 @@ def _explain(error: duckdb.Error, query: str) -> str:
             value = name.lower() if is_choice else name
             return f"no column is called {name!r}; a text stands in single quotes: write '{value}'"
         message += "; all columns: `query DIR --schema`"
+    if message.startswith("unterminated"):
+        message += "; inside a text write a quote as two quotes: 'it''s'"
     return message[:600]

@@ -228,10 +228,15 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
         return
     if is_pack(folder):
         yield folder, True
-    if depth:
-        with os.scandir(folder) as entries:
-            folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-            names = sorted(name for name in folders if not name.startswith("."))
+    if depth > 1 or (depth and folder.name in (RUNS, MODELS)):
+        try:
+            with os.scandir(folder) as entries:
+                folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                names = sorted(name for name in folders if not name.startswith("."))
+        except FileNotFoundError:
+            if depth == DEPTH:
+                raise
+            return  # deleted meanwhile
         for name in [name for name in names if name in (MODELS, RUNS)] if RUNS in names else names:
             yield from _complete_folders(folder / name, depth - 1)
 

@@ -131,6 +131,8 @@ def named(raw: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     nameless = names.count("")
     if not places:
         raise ValueError("there are no columns; name a table that has some")
+    if len(names) == 1 and (mark := re.search("[;\t]", names[0])):
+        raise ValueError(f"the separator seems to be {mark[0]!r}; save it with commas, and with points in numbers")
     if len(places) + nameless < len(names):
         twice = next(name for name, n in Counter(names).items() if name and n > 1)
         raise ValueError(f"the column {twice!r} is twice in its header; rename one of them")
