@@ -30,7 +30,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, score_rows, usable_forms
 from sparsedepth.store.tuning_roles import IS_RESULT
-from sparsedepth.words.captions import depth_caption, isoflop_caption, panel_title
+from sparsedepth.words.captions import depth_caption, escaped, folded, isoflop_caption
 from sparsedepth.words.degeneracy import degeneracy_caption
 from sparsedepth.words.differences import depth_text
 from sparsedepth.words.plain_text import counted
@@ -52,7 +52,7 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     """From the result rows of `runs`. Its points: panel (the quantity), setting, x (n_layers), mean, lo, hi, n_seeds,
     lr."""
     complete, n_diverged = without_diverged_cells(runs)
-    complete = complete.rename(columns={"n_layers": "x"})
+    complete = complete.rename(columns={"n_layers": "x"}).sort_values("x")
     n_depths = complete.groupby("setting")["x"].transform("nunique")
     n_single = complete.loc[n_depths == 1, "setting"].nunique()
     complete = complete[n_depths > 1]
@@ -72,21 +72,10 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     settings = shown_settings(points["setting"], merit=merit.to_dict())
     caption = depth_caption(points, len(settings), n_single, n_diverged)
     caption += degeneracy_caption(usable_forms(measured[:1], runs, may_replace=False).values())
-    points = points[points["setting"].isin(settings)]
-    return _lines_over_depths(points, [*settings, *names], names, caption + notes)
-
-
-def _lines_over_depths(points: pd.DataFrame, order: Sequence[str], names: Sequence[str], notes: str) -> Drawing:
-    """One panel per quantity; `order`: of settings and of quantities."""
-    points = points.sort_values(
-        ["setting", "panel", "x"],
-        ignore_index=True,
-        key=lambda column: column if column.name == "x" else column.map(order.index),
-    )
+    points = pd.concat([points[points["setting"] == name] for name in settings], ignore_index=True)
     kinds = [_panel(name, points[points["panel"] == name]) for name in names]
-    return lines_drawing(
-        points, kinds, notes + " Dotted: every block is needed." * any(kind.decorate for kind in kinds)
-    )
+    notes = caption + notes + " Dotted: every block is needed." * any(kind.decorate for kind in kinds)
+    return lines_drawing(points, kinds, notes)
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
@@ -136,16 +125,11 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     # Whether no point of its setting has as low a loss for fewer FLOPs.
     by_cost = points.sort_values(["x", "mean"])
     points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
-    return _lines_over_budgets(points, found, loss)
-
-
-def _lines_over_budgets(points: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Drawing:
-    """One panel per setting, each with the lower envelope of its depths."""
     settings = settings_in_order(points["panel"])
     ends = points["x"].min() / 1.1, points["x"].max() * 1.1  # of all panels, also one of a single budget
     look = {"x": "flops", "x_label": FLOPS_LABEL, "scale": "linear", "range": range_of(points)}
     look["decorate"] = lambda axis, of_panel: _draw_envelope(axis, of_panel, ends)
-    kinds = [panel_of(loss, name, title=panel_title(name) * (len(settings) > 1), **look) for name in settings]
+    kinds = [panel_of(loss, name, title=escaped(folded(name, 44)) * (len(settings) > 1), **look) for name in settings]
     styles = depth_styles(points["n_layers"])
     notes = isoflop_caption(found, settings)
     return lines_drawing(points, kinds, notes, styles=styles, columns=2, size=(3.9, 3.1))

@@ -271,7 +271,7 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
 
 def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     """A range that the means and intervals of these rows fill; None without any."""
-    ends = rows.filter(["mean", "lo", "hi"]).to_numpy(float)
+    ends = rows.filter(["mean", "lo", "hi", "with_drift"]).to_numpy(float)
     if np.isnan(ends).all():
         return None
     low = float(np.nanmin(ends))

@@ -50,23 +50,18 @@ def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
     worths = points[points["panel"] == "multiplier"]
     looks = setting_styles(settings_in_order(points["setting"]))
     look: Named = {"x": "flops", "x_label": FLOPS_LABEL}
-    ends = points["x"].min() / 1.1, points["x"].max() * 1.1
     kinds = [
-        Panel(
-            key="loss", y_label="loss (nat/token)", scale="linear", decorate=partial(_draw_band, first, ends), **look
-        ),
+        Panel(key="loss", y_label="loss (nat/token)", decorate=partial(_draw_band, first), **look),
         Panel(
             key="multiplier",
             y_label="compute multiplier",
-            scale="linear",
-            range=range_of(pd.concat([worths, worths[["with_drift"]].set_axis(["mean"], axis=1)])),
-            decorate=partial(_draw_pale, ends, looks),
+            range=range_of(worths),
+            decorate=partial(_draw_pale, looks),
             **look,
         ),
     ]
-    known = [kind for kind in kinds if (points["panel"] == kind.key).any()]
     notes = ladder_caption(len(laws) - len(shown), [name for name in shown if laws[name].has_drift])
-    return lines_drawing(points, known, notes, columns=1, size=(4.6, 2.9))
+    return lines_drawing(points, kinds[: 2 - worths.empty], notes, columns=1, size=(4.6, 2.9))
 
 
 def _points(first: LadderLaw, baseline: str, laws: Mapping[str, LadderLaw]) -> pd.DataFrame:
@@ -82,7 +77,7 @@ def _points(first: LadderLaw, baseline: str, laws: Mapping[str, LadderLaw]) -> p
     return pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi", "with_drift"]).assign(n_seeds=1)
 
 
-def _draw_band(law: LadderLaw, ends: tuple[float, float], axis: Any, rows: pd.DataFrame) -> None:
+def _draw_band(law: LadderLaw, axis: Any, rows: pd.DataFrame) -> None:
     C_N = law.ladder.C_N[~law.ladder.is_setting_N]
     C_G = np.geomspace(C_N.min(), C_N.max(), 60)
     middle_G, half_G = law.baseline_at(C_G)
@@ -90,12 +85,10 @@ def _draw_band(law: LadderLaw, ends: tuple[float, float], axis: Any, rows: pd.Da
         C_G, middle_G * np.exp(-half_G), middle_G * np.exp(half_G), color=GREY, alpha=0.3, linewidth=0, zorder=1
     )
     axis.plot(C_G, middle_G, color=GREY, linewidth=1.0, zorder=1)
-    axis.set_xlim(*ends)
 
 
-def _draw_pale(ends: tuple[float, float], looks: Mapping[str, Style], axis: Any, rows: pd.DataFrame) -> None:
+def _draw_pale(looks: Mapping[str, Style], axis: Any, rows: pd.DataFrame) -> None:
     axis.axhline(1.0, color=GREY, linewidth=1.0, zorder=1)
     for name, own in rows.groupby("setting"):
         colour, marker, _ = looks[str(name)]
         axis.plot(own["x"], own["with_drift"], color=colour, marker=marker, linestyle="", markersize=3, alpha=0.35)
-    axis.set_xlim(*ends)

@@ -209,10 +209,6 @@ def depth_caption(points: "pd.DataFrame", n_settings: int, n_single: int, n_dive
     )
 
 
-def panel_title(setting: str) -> str:
-    return escaped(folded(setting, 44))
-
-
 def isoflop_caption(found: Sequence["Crossover"], settings: Collection[str]) -> str:
     """With the verdicts of the settings drawn, a paragraph each."""
     n_further = len({one.setting for one in found}) - len(settings)
