@@ -137,6 +137,9 @@ class ProgressDisplay:
         total *= self.expected / max(1, len(states))  # of runs at values that tuning has yet to choose
         elapsed = time.monotonic() - self.started
         share = done / total if total else 0.0
+        left = elapsed * (total - done) / gained if gained > 0.005 * (total - done) else None
+        running = [state.progress for state in states if state.state == "running"]
+        longest = max((each.left for each in running if each and each.left is not None), default=0.0)
         return Progress(
             definition=self.definition,
             states=states,
@@ -144,7 +147,7 @@ class ProgressDisplay:
             expected=self.expected,
             elapsed=elapsed,
             share=share,
-            left=elapsed * (total - done) / gained if gained > 0.005 * (total - done) else None,
+            left=left and max(left, longest),
         )
 
 

@@ -38,6 +38,8 @@ select * from (
 def models(store: Store) -> Drawing:
     """Its points: the rows of `query --ask models`. Raises NothingToDraw."""
     rows = ask(store, "models").frame().drop(columns="packages")
+    if rows.empty:
+        raise NothingToDraw("no model of others was measured; sparsedepth measure MODEL -o DIR/models/NAME")
     if rows["needed_layers"].isna().all():
         raise NothingToDraw("no measured model has needed layers; measure usefulness")
     return Drawing(data=rows, page=partial(_page, rows.dropna(subset="needed_layers")))

@@ -27,7 +27,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
-from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.scratch import Progress as RunProgress, Scratch
 from sparsedepth.sweep.status import RunState, remaining_runs, scan
 from sparsedepth.train.loop import divergence
 from sparsedepth.words.progress import time_text
@@ -285,6 +285,10 @@ def test_the_time_left_is_that_of_the_flops_left_at_the_rate_since_the_start(tmp
     seconds = 100.0
     left = display.progress([*complete[:3], *states[3:6]])
     assert told(left) == (0.5, "1m40s elapsed, about 5m00s left")
+    slow = replace(
+        states[3], state="running", progress=RunProgress(phase="training", done=0.0, loss=None, at=9e9, left=400.0)
+    )
+    assert told(display.progress([*complete[:3], slow, *states[4:6]])) == (0.5, "1m40s elapsed, about 6m40s left")
     failed = replace(states[3], state="failed")
     assert told(display.progress([*complete[:3], failed, *complete[4:6]])) == (1.0, "1m40s elapsed")
 
