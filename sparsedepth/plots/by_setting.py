@@ -89,7 +89,9 @@ def curves(store: Store) -> Drawing:
         "where train_loss is not null and tokens > 0 window own as (partition by run_id)) "
         "group by run_id, ceil(bins * tokens / last) order by x, run_id"
     )
-    notes = " The axis is that of the loss after the first fifth of training."
+    notes = (
+        " A point is a mean over neighbouring steps. The axis is that of the loss after the first fifth of training."
+    )
     return by_setting(compared_runs(store), rows, "no finished run has a curve of its loss", notes)
 
 

@@ -157,7 +157,9 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
     noisy = [{"step": step, "tokens": step, "train_loss": 5 - step / 50 + 0.5 * (-1) ** step} for step in range(1, 121)]
     make_run(tmp_path / "noisy", config_of(n_layers=2), {"val_loss": 3.0}, curves=noisy)
     with open_store(tmp_path / "noisy") as store:  # means of five: the noise is a fifth, the slope as it was
-        points = FIGURES["curves"].drawing(store).data
+        drawing = FIGURES["curves"].drawing(store)
+        points = drawing.data
+        assert "A point is a mean over neighbouring steps." in caption(drawing.page())
         assert len(points) == 24 and (points["mean"] - (5 - points["x"] / 50)).abs().max() == pytest.approx(0.1)
     score, layers = {"causal_score": 0.4, "causal_score_largest_share": 0.9}, [layers[2] | {"metric": "causal_effect"}]
     make_run(tmp_path / "one", config_of(n_layers=2), {"val_loss": 3.0} | score, layers=layers)
