@@ -92,7 +92,13 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
     print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
-    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
+    if reasons := {*figures.left_out.values()}:
+        why = (
+            reasons.pop()
+            if len(reasons) == 1
+            else "the folder has no rows for them; --figure NAME says what is missing"
+        )
+        print(wrapped([f"skipped {', '.join(figures.left_out)}: {why}"]), end="")
 
 
 @dataclass(frozen=True)

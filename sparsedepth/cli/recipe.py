@@ -126,7 +126,8 @@ def derive(
         return
     print(card_text(card, recipe_table(card, ROWS), findings=FINDINGS))
     if out is None:
-        print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
+        if card.recipe.changes:
+            print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
         return
     out = Path(out)
     data = card_path(out)

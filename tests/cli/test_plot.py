@@ -36,6 +36,12 @@ def test_figures_without_data_are_named_within_the_terminal(command, results, tm
     out, _ = command("plot", results, "-o", tmp_path / "new")
     skipped = [line for line in out.splitlines() if not line.startswith(str(tmp_path))]
     assert any(line.startswith("skipped isoflop: ") for line in skipped) and max(map(len, skipped)) <= 60
+    few |= {name: FIGURES[name] for name in ("slices", "parallel")}
+    monkeypatch.setattr("sparsedepth.plots.draw.FIGURES", few)
+    told = " ".join(command("plot", results, "-o", tmp_path / "new")[0].splitlines())
+    assert "skipped isoflop, slices, parallel: the folder has no rows for them; --figure NAME says" in " ".join(
+        told.split()
+    )
 
 
 @pytest.mark.parametrize(
