@@ -32,6 +32,8 @@ class Fault(NamedTuple):
 OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("effects/fit.py", "effects/test_fit.py"): (
         ("variance_C[baseline] / (variance_C", "variance_C[setting] / (variance_C"),
+    ),
+    ("effects/curve.py", "effects/test_fit.py"): (
         ("ndtr((low_C - best_KGC)", "ndtr((best_KGC - low_C)"),
         ("OWN_ERROR**2 + 2 * (rho_G", "OWN_ERROR**2 + (rho_G"),
         ("np.minimum(omega2_GC, MAX_ERROR**2)", "np.maximum(omega2_GC, MAX_ERROR**2)"),

@@ -9,7 +9,8 @@ from scipy.special import stdtrit
 from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.effects.cells import cells_of
-from sparsedepth.effects.fit import KAPPA, RHO, Fit, Normal, Values, _posterior, fit
+from sparsedepth.effects.curve import KAPPA, RHO, Normal, Values, _posterior
+from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.frame import effects_frame, setting_effects
 from sparsedepth.effects.noise import Noise
 from sparsedepth.effects.verdict import adjusted
@@ -47,7 +48,8 @@ def test_an_optimum_beyond_the_values_tried_is_told_of_the_cell_that_has_it():
     found = fit(cell_N, u_N, seed_N, y_N, np.zeros(len(u_N), dtype=bool))
     assert found is not None
     inside, above, below = found.values.outside_C
-    assert inside < 0.1 and 0.9 < above <= 1 and 0.9 < below <= 1
+    # Were the curves steeper above their optima, that below the grid would lie nearer to it.
+    assert inside < 0.1 and 0.9 < above <= 1 and 0.8 < below <= 1
 
 
 @pytest.mark.parametrize("beyond", ["none", "lns"])

@@ -37,6 +37,7 @@ TARGETS: dict[str, tuple[float, float, float, float]] = {
     "curve of baseline 2 x as sharp, .03": (0.93, 1.0, 0.05, 0.7),
     "curve of baseline 3 x as sharp": (0.93, 1.0, 0.05, 0.0),
     "curve of one setting 3 x as sharp": (0.93, 1.0, 0.05, 0.0),
+    **{f"right side {n} x as steep, .03": (0.93, 0.99, 0.05, 0.75) for n in (4, 8)},
     "heavy tails, .03": (0.93, 0.98, 0.05, 0.0),
     "heavy tails, untuned, 4 x 3": (0.93, 0.98, 0.05, 0.0),
     "LNS -.3 alone, +.2 beside": (0.93, 1.0, 0.05, 0.8),
@@ -116,6 +117,7 @@ DEPTHS = {
     "task": World(sd=0.1, rough=0.04, bend=0.07, tuning_seeds=3, seeds=10),
     "rough task": World(sd=0.1, rough=0.1, bend=0.07, tuning_seeds=3, seeds=10),
     "text": World(sd=0.01, rough=0.01, bend=0.01, tuning_seeds=2, seeds=5),
+    "task, right side 4 x as steep": World(sd=0.1, rough=0.04, bend=0.07, tuning_seeds=3, seeds=10, right=4),
 }
 
 

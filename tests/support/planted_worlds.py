@@ -29,6 +29,8 @@ class World:
     """Optima lie this many steps about the middle, uniform."""
     bends: dict[int, float] = field(default_factory=dict)
     """Setting -> factor of its bend."""
+    right: float = 1.0
+    """How much steeper a curve is above its optimum."""
     beyond: float = 0.0
     """Nat that the baseline loses at the end of its grid."""
     noisier: dict[int, float] = field(default_factory=dict)
@@ -68,7 +70,11 @@ def draw(world: World, rng: np.random.Generator) -> tuple[dict[str, np.ndarray],
         if world.beyond and c == 0:
             best = u_K[-1] + np.sqrt(world.beyond / world.bend)
         bend = world.bend * world.bends.get(c, 1.0)
-        level_K = value_C[c] + bend * (u_K - best) ** 2 + world.rough * rng.standard_normal(world.n_lr)
+        level_K = (
+            value_C[c]
+            + bend * (u_K - best) ** 2 * np.where(u_K > best, world.right, 1.0)
+            + world.rough * rng.standard_normal(world.n_lr)
+        )
         tuning_KS = np.array([losses(level, slice(world.tuning_seeds)) for level in level_K])
         k = int(tuning_KS.mean(axis=1).argmin())
         ends.append({0: "lowest", world.n_lr - 1: "highest"}.get(k, ""))
@@ -163,6 +169,7 @@ WORLDS: dict[str, World] = {
     "curve of baseline 2 x as sharp, .03": _tuned(*_TEXT[24], effect=-0.03, bends={0: 2}),
     "curve of baseline 3 x as sharp": _tuned(*_TEXT[24], bends={0: 3}),
     "curve of one setting 3 x as sharp": _tuned(*_TEXT[24], bends={2: 3}),
+    **{f"right side {n} x as steep, .03": _tuned(*_TEXT[24], effect=-0.03, right=n) for n in (4, 8)},
     "heavy tails, .03": _tuned(*_TEXT[24], effect=-0.03, tails=HEAVY),
     "heavy tails, untuned, 4 x 3": World(settings=4, seeds=3, tails=HEAVY),
     **{f"baseline .{at:02} beyond": _tuned(*_TEXT[24], beyond=at / 100) for at in (4, 8, 12)},
