@@ -49,7 +49,9 @@ class RecipeCommand(option.FolderOptions):
     ] = None
     depth: option.RecipeDepth = None
     objective: option.Objective = "loss"
-    matched: Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")] = "tokens"
+    matched: Annotated[
+        str | None, typer.Option(help="a setting may use no more of this than its baseline (default: tokens or flops)")
+    ] = None
     holdout_depth: Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")] = (
         None
     )

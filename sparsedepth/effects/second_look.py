@@ -2,8 +2,9 @@
 were added after a look at it.
 
 Every verdict that is lower or higher is judged again, with its family, without the results of each seed, and without
-those of each folder where there are several. Told are those that turn, and those whose effect moves by more than MOVES
-of itself: the part that moves it most, in the columns `without`, `estimate_without`, `verdict_without`.
+those of each folder where there are several. Told are those that turn (of seeds: where FEW or more are left, as two
+show hardly anything), and those whose effect moves by more than MOVES of itself: the part that moves it most, in the
+columns `without`, `estimate_without`, `verdict_without`.
 
 A batch is the runs of a folder without a pause of PAUSE, and as long as its longest run. `later`: the runs of both
 sides in batches that began when all of theirs before had ended, with two seeds or more, the same on both sides."""
@@ -17,7 +18,7 @@ import pandas as pd
 from sparsedepth.effects.cells import BASELINE, Cells
 from sparsedepth.effects.frame import depth_effects, setting_effects
 
-MOVES = 0.25
+MOVES, FEW = 0.25, 3
 MOST_SEEDS = 12
 """With more, none of them decides: it has less than a twelfth of the results."""
 SHOWN = ("lower", "higher")
@@ -36,10 +37,9 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         looks = pd.concat([effects.iloc[:0], *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():
             of_effect = looks[looks["setting"] == effect["setting"]]
-            turns, moves = (
-                of_effect["verdict"] != effect["verdict"],
-                (of_effect["estimate"] / effect["estimate"] - 1).abs(),
-            )
+            moves = (of_effect["estimate"] / effect["estimate"] - 1).abs()
+            is_seed = of_effect["without"].str.startswith("seed ").astype(bool)
+            turns = (of_effect["verdict"] != effect["verdict"]) & ~(is_seed & (of_effect["seeds"] < FEW))
             told = of_effect.assign(turns=turns, moves=moves)[turns | (moves > MOVES)]
             if len(told):
                 most = told.sort_values(["turns", "moves"]).iloc[-1]

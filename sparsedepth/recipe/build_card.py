@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pandas as pd
 
-from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.cells import LOSSES, Cells, cells_of
 from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenance, Recipe, read_card
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.recipe.verify import hold_out, tests_of, with_verification
+from sparsedepth.scaling.crossover import baselines_at_budgets, every_budget
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.packs import read_file
 from sparsedepth.store.setting import BUDGET
 from sparsedepth.words.recipe import claim_of
+from sparsedepth.words.scaling import not_worth
 
 
 def derive_card(
     runs: pd.DataFrame,
     depth: int | None = None,
     objective: str = "val_loss",
-    matched: str = "tokens",
+    matched: str | None = None,
     holdout_depth: int | None = None,
     folders: Sequence[Path] = (),
     evidence: Evidence | None = None,
@@ -39,6 +41,7 @@ def derive_card(
     found = evidence or Evidence(cells_of(runs, objective))
     recipe = derive(runs, depth, objective, matched, found)
     recipe = recipe.model_copy(update={"left_out": "; ".join(filter(None, [recipe.left_out, told]))})
+    recipe = recipe.model_copy(update={"cost_of_depth": _cost_of_depth(found.cells, recipe)})
     if compute and recipe.candidates:
         recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)
@@ -50,6 +53,14 @@ def derive_card(
         provenance=provenance_of(runs, used, recipe, folders),
     )
     return with_trial(card, folders)
+
+
+def _cost_of_depth(cells: Cells, recipe: Recipe) -> str:
+    """Whether the baseline of the depth is shown not to be worth its cost; '' where it is not, or was not run."""
+    if cells.outcome not in LOSSES or recipe.place != "inside":
+        return ""
+    judged = baselines_at_budgets(every_budget(cells))
+    return "".join(not_worth(one) for one in judged if one.n_layers == recipe.depth and one.verdict == "not worth it")
 
 
 def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:

@@ -104,6 +104,8 @@ class Recipe(Section):
     """source of third-party runs, and what is unknown about them; empty without any"""
     defaulted: tuple[str, ...] = ()
     """fields that no third-party run states; `config` has RunConfig's defaults"""
+    cost_of_depth: str = ""
+    """that the depth is not worth its cost, where that is shown"""
     tried: dict[str, list[float]] = {}
     """tuned field -> values tried"""
     seen_on: str

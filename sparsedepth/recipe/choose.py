@@ -72,6 +72,12 @@ class Evidence:
         wanted = ("beside" if context else "setting", setting, context)
         return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
 
+    def matched(self, depth: int) -> str:
+        """The cost that most settings of a depth share with their baseline: tokens, or training FLOPs."""
+        effects = [effect for effect in self.effects(depth) if effect.question == "setting"]
+        shared = {name: [getattr(effect, name) or 0.0 for effect in effects] for name in ("tokens", "flops")}
+        return max(shared, key=lambda name: sum(abs(ratio - 1) <= MATCHED for ratio in shared[name]))
+
     def why_no_baseline(self, depth: int) -> str:
         """Why the baseline of a depth has no run to compare with; '' where it has."""
         rows = self.cells.rows
@@ -133,17 +139,18 @@ def derive(
     runs: pd.DataFrame,
     depth: int | None = None,
     objective: str = "val_loss",
-    matched: str = "tokens",
+    matched: str | None = None,
     evidence: Evidence | None = None,
     below: int | None = None,
 ) -> Recipe:
     """The recipe at one depth (default: the deepest with finished runs) from the rows of `runs`, tuning included.
 
-    `matched`: the cost of which a setting may spend no more than its baseline; `evidence`: that of these runs, if
+    `matched`: the cost of which a setting may spend no more than its baseline, by default that which most settings
+    share with it; `evidence`: that of these runs, if
     already computed; `below`: only depths below this one count.
     Raises ValueError for an objective without a better direction, or an unknown cost."""
     quantities.rankable(objective)
-    if matched not in BASES:
+    if matched is not None and matched not in BASES:
         raise ValueError(f"--matched {matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
     if depth is not None and depth < 1:
         raise ValueError(f"--depth {depth} must be a number of layers, 1 or more")
@@ -151,6 +158,7 @@ def derive(
     depths = tuple(d for d in found.depths if below is None or d < below)
     depth = depths[-1] if depth is None and depths else depth
     place, shown_at = _place(depth, depths)
+    matched = matched or (found.matched(shown_at[0]) if shown_at else "tokens")
     used = compared(found.cells)
     used = used[used["n_layers"].isin(shown_at or depths)]
     origins = zip(used["origin"], used["unknown_fields"], strict=True) if is_imported(used) else ()

@@ -9,6 +9,7 @@ Luck: the lowest of k variants that equal the baseline seems better, on average,
 the sd of an effect without the part that all share through the baseline."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value
 from sparsedepth.words.judge import used_text
 
+SEED_IN_NAME = re.compile(r"(.+?)[-_ .]*(?:seed|run)?[-_ .=]*(\d+)", re.IGNORECASE)
 BASELINES = ("baseline", "base", "control", "default", "reference")
 MIN_SEEDS, MAX_SEEDS = 3, 1000
 COLUMNS = (
@@ -77,6 +79,10 @@ def judge(
     without progress in which the table must be read. Raises ValueError, one line."""
     table = read_runs(path, columns or {}, deadline)
     runs = table.runs
+    low, high = runs["loss"].min(), runs["loss"].max()
+    if low < 0 < high:
+        told = f"{path}: {table.columns['loss']!r} is below and above 0 ({low:.4g} to {high:.4g}); lower must be better"
+        raise ValueError(f"{told} in each row: negate log-likelihoods")
     baseline, variant = _baseline(runs, baseline and by_value(baseline)), variant and by_value(variant)
     others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
     if not others:
@@ -164,6 +170,12 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
     if not counts:
         raise ValueError("the table has no rows; give one with a row for each run")
     (most, n), *rest = counts.most_common()
+    seeds = defaultdict[str, set[str]](set)
+    for found in filter(None, map(SEED_IN_NAME.fullmatch, counts)):
+        seeds[found[1]].add(found[2])
+    if n == 1 and len(seeds) > 1 and min(map(len, seeds.values())) > 1 and len({*map(frozenset, seeds.values())}) == 1:
+        told = f"each variant has one run, and names such as {most!r} seem to end in a seed"
+        raise ValueError(f"{told}: give {' and '.join(map(repr, seeds))}, and the seeds, a column each")
     if rest and rest[0][1] == n:
         raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
     return most

@@ -17,7 +17,7 @@ from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.recipe.choose import DATA
-from sparsedepth.scaling.crossover import SAME, Crossover, crossovers_of
+from sparsedepth.scaling.crossover import SAME, Crossover, baselines_at_budgets, every_budget
 from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -154,11 +154,10 @@ def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -
 
 def depth_answer(cells: Cells) -> Answer:
     """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
-    loss = cells.outcome
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
-    every = cells_of(cells.runs, loss, every_budget=True) if cells.is_one_budget else cells
-    worth = _crossovers(every)
+    every = every_budget(cells)
+    worth = baselines_at_budgets(every)
     is_branched = distinct(cells.runs, "schedule") == ["wsd"]  # of branches the longest are compared
     at_tokens = _depths_at(cells if is_branched else every, "tokens")
     compared = {"tokens": at_tokens, "flops": _depths_at(every, "flops", worth)}
@@ -183,13 +182,6 @@ def depth_answer(cells: Cells) -> Answer:
         optional=("seeds", "detectable", "tokens", "lr"),
         judged=worth,
     )
-
-
-def _crossovers(cells: Cells) -> list[Crossover]:
-    """Those of the baseline that are judged at a budget."""
-    if "flops" not in cells.rows:
-        return []
-    return [one for one in crossovers_of(cells, [BASELINE]) if one.largest is not None]
 
 
 def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd.DataFrame:

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.effects.cells import BASELINE, Cells, depth_of
+from sparsedepth.effects.cells import BASELINE, Cells, cells_of, depth_of
 from sparsedepth.effects.depths import SettingDepths, depths_of, with_budgets
 from sparsedepth.effects.fit import fit_of
 from sparsedepth.effects.verdict import Distribution, adjusted, withheld
@@ -106,6 +106,18 @@ def crossovers(cells: Cells) -> list[Crossover]:
     if not found:
         raise ValueError("no setting was run at two depths: run a sweep over n_layers")
     return found
+
+
+def every_budget(cells: Cells) -> Cells:
+    """The cells with the rows of all budgets, where theirs are of one."""
+    return cells_of(cells.runs, cells.outcome, every_budget=True) if cells.is_one_budget else cells
+
+
+def baselines_at_budgets(cells: Cells) -> list[Crossover]:
+    """Those of the baseline that are judged at a budget."""
+    if "flops" not in cells.rows:
+        return []
+    return [one for one in crossovers_of(cells, [BASELINE]) if one.largest is not None]
 
 
 def crossovers_of(cells: Cells, settings: Collection[str] | None = None) -> list[Crossover]:

@@ -2,7 +2,7 @@
 
 A score measures how much the blocks do: a measured column of `runs` of which more is better. It is degenerate in a run
 
-    bigram, chance   worse than the bigram table of its training text, or at chance level: the model uses no depth
+    bigram, chance   worse than the bigram table of the text, or at chance level: the model uses no depth
     loss             divided by a loss below SMALL_LOSS: it would count blocks as useful that nothing depends on
     block            one block carries more than LARGEST_SHARE of it: it says nothing about the others
     zero, start      0, or its interval contains 0, its value at initialisation (scores that start elsewhere, such as

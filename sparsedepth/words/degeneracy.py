@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from sparsedepth.store.degeneracy import CommonWeakness, Degeneracy, LayerMetrics, Reason, UsableForm
 
 _REASONS = {
-    "bigram": "the model is worse than a bigram table of its training text",
+    "bigram": "the model is worse than a bigram table of the text",
     "chance": "the model is at chance",
     "loss": "it is relative to a loss below {value:g} nat/token",
     "block": "one block carries more than half of it",

@@ -55,11 +55,11 @@ def effect_sentence(row: Row) -> str:
 
 
 def second_look_lines(row: Row) -> Iterator[str]:
-    """'second look: n_experts=8 at n_layers=24 is -0.069 without seed 5 (lower; with it -0.0944, lower)'; and runs
-    that were added after a look."""
+    """'second look: n_experts=8 at n_layers=24 is -0.069 without seed 5 (fewer runs: lower; with it -0.0944, lower)';
+    and runs that were added after a look."""
     if row.get("without"):
         without, size = (size_text(row[name], row["unit"], "+", "x") for name in ("estimate_without", "estimate"))
-        told = f"({row['verdict_without']}; with it {size}, {row['verdict']})"
+        told = f"(fewer runs: {row['verdict_without']}; with it {size}, {row['verdict']})"
         yield f"second look: {_place(row)} is {without} without {row['without']} {told}"
     if row.get("later"):
         added = f"{counted(int(row['later']), 'run')} of {_place(row)} or of what it is compared with"

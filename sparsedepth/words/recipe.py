@@ -28,8 +28,12 @@ NAMED = 3
 
 
 def sentence(card: "Card") -> str:
-    """'At 24 layers use depth_scale=lns: val_loss lower by 0.0644 nat/token (0.042 to 0.0853), at equal FLOPs.'"""
-    recipe = card.recipe
+    """'At 24 layers use depth_scale=lns: val_loss lower by 0.0644 nat/token (0.042 to 0.0853), at equal FLOPs. 24
+    layers are not worth their cost: ...'"""
+    return " ".join(filter(None, [_choice(card.recipe), sentence_of(card.recipe.cost_of_depth)]))
+
+
+def _choice(recipe: "Recipe") -> str:
     caution = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
     caution += f"{recipe.unknown}. " if recipe.unknown else ""
     if recipe.depth is None:
@@ -117,9 +121,12 @@ def _explained(recipe: "Recipe") -> str:
         counted(recipe.baseline_seeds, "seed") if recipe.baseline_seeds else "",
     )
     at = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers"
+    interval = f"95% interval{' of seeds and choice of lr' * bool(recipe.tried)}"
+    if len(recipe.candidates) > 1:
+        interval += "; verdicts: adjusted over settings, as intervals are not"
     return (
         f"{title(effect.outcome, effect.unit)}; setting {'over' if is_ratio else 'minus'} baseline{at} "
-        f"({', '.join(filter(None, known))}); lo, hi: 95% interval{' of seeds and choice of lr' * bool(recipe.tried)}; "
+        f"({', '.join(filter(None, known))}); lo, hi: {interval}; "
         f"detectable: seen with {POWER:.0%} power."
     )
 

@@ -89,7 +89,8 @@ def variance_notes(
         f"adjusted p below {ALPHA}{decides}",
         *map(own_lr_line, turned),
         *(line for row in looks for line in second_look_lines(row)),
-        "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
+        "other columns: differences from the baseline; *: lower or higher, as above"
+        + "; lr: baseline -> setting" * any(row["lr"] is not None for row in looks),
         *((baseline_text(cells.settings), data_text(cells.settings)) if cells.settings else ()),
         budget_text(cells),
         caution,

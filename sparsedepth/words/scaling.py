@@ -181,6 +181,10 @@ def at_largest(one: "Crossover") -> str:
     return f"at {flops_text(one.largest)} FLOPs {size} against {one.against} layers"
 
 
+def not_worth(one: "Crossover") -> str:
+    return f"{one.n_layers} layers are not worth their cost: {at_largest(one)}"
+
+
 def no_depth_shown(against: int, lower: Sequence[str], budget: float) -> str:
     """Why a depth is neither worth its cost nor shown not to be; `lower`: the depths that it is lower than."""
     if lower:

@@ -130,7 +130,7 @@ def test_another_form_stands_in_where_it_is_sound():
     assert sound_form("usefulness", weak) is None
     assert caution(usable_form("usefulness", weak)).endswith("no other form of it is sound in these runs")
     assert weakness_text(why.common_weakness(weak)) == (
-        "the model is worse than a bigram table of its training text (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
+        "the model is worse than a bigram table of the text (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
     )
 
 
@@ -193,7 +193,7 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
 def test_a_run_by_itself_names_each_reason_once():
     run = {"outcome": "ok", "val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness": 0.0}
     weak, zero = notes_on_run(reasons_of_run({**run, "usefulness_loss_increase": 0.2}))
-    assert weak == "the model is worse than a bigram table of its training text, so no score of depth is evidence"
+    assert weak == "the model is worse than a bigram table of the text, so no score of depth is evidence"
     assert zero == "degenerate (it is 0, the value at initialisation): usefulness"
     assert notes_on_run(reasons_of_run({**run, "val_loss": 2.0, "usefulness": 0.5})) == []
     assert notes_on_run(reasons_of_run({"outcome": "diverged", "usefulness": 0.0})) == []
