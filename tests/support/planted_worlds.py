@@ -168,6 +168,7 @@ WORLDS: dict[str, World] = {
     "tuned, one setting 3 x noisier, .05": _tuned(*_TEXT[24], effect=-0.05, noisier={2: 3}),
     "curve of baseline 2 x as sharp, .03": _tuned(*_TEXT[24], effect=-0.03, bends={0: 2}),
     "curve of baseline 3 x as sharp": _tuned(*_TEXT[24], bends={0: 3}),
+    "curve of baseline 3 x as sharp, .03": _tuned(*_TEXT[24], effect=-0.03, bends={0: 3}),
     "curve of one setting 3 x as sharp": _tuned(*_TEXT[24], bends={2: 3}),
     **{f"right side {n} x as steep, .03": _tuned(*_TEXT[24], effect=-0.03, right=n) for n in (4, 8)},
     "heavy tails, .03": _tuned(*_TEXT[24], effect=-0.03, tails=HEAVY),
