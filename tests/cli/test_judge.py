@@ -408,3 +408,19 @@ def test_a_table_has_as_long_as_it_is_given(command, tmp_path, monkeypatch):
     )
     read_points(points, seconds=9)
     assert given == [7, 60, 9]
+
+
+@pytest.mark.parametrize(
+    "rows, told",
+    [
+        ({"name": ["base", "base", "new", "new"], "seed": [0, 1, 0, 1], "loss": [3.2, 3.1, -3.2, -3.1]},
+         r"'loss' is below and above 0 \(-3\.2 to 3\.2\).*negate log-likelihoods"),
+        ({"run_name": ["adam_seed0", "adam_seed1", "muon_seed0", "muon_seed1"], "loss": [3.2, 3.1, 3.0, 2.9]},
+         "names such as 'adam_seed0' seem to end in a seed: give 'adam' and 'muon', and the seeds, a column each"),
+        ({"run_name": ["w64", "w128", "lns"], "loss": [3.2, 3.1, 3.0]}, "which variant is the baseline"),
+    ],
+)  # fmt: skip
+def test_a_table_that_means_something_else_is_refused_with_the_fix(tmp_path, rows, told):
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(ValueError, match=told):
+        judge(tmp_path / "runs.csv", {"variant": next(iter(rows))})

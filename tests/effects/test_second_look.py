@@ -128,3 +128,18 @@ def test_the_depth_that_others_are_compared_with_has_no_second_look():
     assert rows[4]["without"] is None and rows[4]["seeds_part"] is None and rows[8]["without"].startswith("seed ")
     assert len(told) == 1 and told[0].startswith("second look: n_layers=8 is "), found.notes
     assert f" without {rows[8]['without']} (" in told[0]
+
+
+def test_of_three_seeds_a_seed_is_named_only_where_the_effect_moves():
+    """Two seeds show hardly anything: that a verdict is gone without the third says nothing of the third."""
+    loss = {0: (3.0, 2.95), 1: (3.01, 2.958), 2: (2.99, 2.942)}
+    even = grid(
+        {"depth_scale": ["none", "lns"], "seed": range(3)},
+        lambda config: {"val_loss": loss[config.seed][config.depth_scale == "lns"]},
+        n_layers=4,
+    )
+    look = looked_at(even)["depth_scale=lns"]
+    assert look.verdict == "lower" and look.without is None
+    odd = even.assign(val_loss=even["val_loss"] - 0.06 * ((even["seed"] == 2) & (even["depth_scale"] == "lns")))
+    look = looked_at(odd)["depth_scale=lns"]
+    assert look.verdict != "lower" or look.without == "seed 2"

@@ -61,6 +61,25 @@ def test_a_card_opens_with_the_setting_its_gain_and_its_cost(card):
     assert not any(run_id in text for run_id in card.recipe.run_ids)
 
 
+def test_a_depth_that_is_not_worth_its_cost_is_said_so_and_settings_share_flops():
+    """At equal FLOPs 12 layers lose 0.3 to 4, and LNS takes more tokens for them."""
+    generator = np.random.default_rng(1)
+
+    def loss(config):
+        deep, lns = config.n_layers == 12, config.depth_scale == "lns"
+        value = 2 + 0.3 * deep - 0.1 * lns + 0.005 * generator.normal()
+        tokens = 8192 * (1 + lns) / (3 if deep else 1)
+        return {"val_loss": value, "train_flops": 1e12, "tokens_trained": tokens}
+
+    axes = {"n_layers": [4, 12], "depth_scale": ["none", "lns"], "seed": range(4)}
+    card = derive_card(grid(axes, loss), 12)
+    assert card.recipe.matched == "flops" and card.recipe.changes[0].setting == "depth_scale=lns"
+    first, second = sentence(card).split("FLOPs. ")
+    assert first.startswith("At 12 layers use depth_scale=lns") and "12 layers are not worth their cost" in second
+    assert derive_card(grid(axes, loss), 4).recipe.cost_of_depth == ""
+    assert not derive_card(grid(axes, loss), 12, matched="tokens").recipe.changes
+
+
 def test_an_abstention_says_what_would_have_been_seen_and_what_hurts():
     flat = derive_card(sweep(lambda config: 0.0, {"depth_scale": ["none", "lns"], "seed": range(3)}))
     size = flat.recipe.candidates[0].effect.detectable
