@@ -155,8 +155,7 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
     scale_K = np.sqrt(df / (2 * gammaincinv(df / 2, ndtr(_NODES))))
     n_free = np.linalg.matrix_rank(rows.information_RR, hermitian=True) - (n_cells - n_groups)
     side_KGZ = np.stack(np.broadcast_arrays(1 / scale_K[:, None], -kappa_G), axis=-1)
-    square_KG = np.einsum("kgy,gyz,kgz->kg", side_KGZ, square_GZZ, side_KGZ)
-    log_KG = log_G - square_KG / 2 + (np.log(_WEIGHTS) - n_free * np.log(scale_K))[:, None]
+    log_KG = _log_weights(side_KGZ, square_GZZ, scale_K, n_free) + log_G
     weight_KG = np.exp(log_KG - log_KG.max())
     kept_G = weight_KG.max(axis=0) > NEGLIGIBLE
     weight_KG = weight_KG[:, kept_G] / weight_KG[:, kept_G].sum()
@@ -176,6 +175,12 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
         choice_C=over_grid(optima.gain_variance_KGC * unit_K**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
     )
     return Curves(values, over_grid(best_KGC), float(logsumexp(log_KG)))
+
+
+def _log_weights(side_KGZ: np.ndarray, square_GZZ: np.ndarray, scale_K: np.ndarray, n_free: int) -> np.ndarray:
+    """What the squares that stay unexplained and the scale of the noise say of each point [K, G]."""
+    square_KG = np.einsum("kgy,gyz,kgz->kg", side_KGZ, square_GZZ, side_KGZ)
+    return (np.log(_WEIGHTS) - n_free * np.log(scale_K))[:, None] - square_KG / 2
 
 
 def _given_roughness(rows: Rows) -> Normal:

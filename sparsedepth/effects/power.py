@@ -1,9 +1,9 @@
 """Power before running: which effects a design detects, and how many seeds a given effect needs.
 
-Made-up results of the planned runs go through the fit that judges them (`effects.fit`), and the effect that would have
-been seen is read off as in `effects.frame`: at C settings and S seeds of a depth, over draws b of noise,
+Made-up results of the planned runs go through the fit that judges them (`effects.fit`): at C settings and S seeds of a
+depth an estimate is shown beyond h_b, half of the interval at the level of one of C, over draws b of noise; and
 
-    detectable = mean_b [ (critical quantile + quantile of 80%) / sd_b * sqrt(sd_b^2 + 2 choice^2) ]
+    mean_b Phi((detectable - h_b) / sd_b) = 80%,     sd_b^2 = 2 own_b^2 / S + 2 choice^2
 
 Noise of a run is independent in every run (`own`); what all runs of a seed share cancels. A pilot estimates it at each
 depth, and its uncertainty is included: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is the standard deviation
@@ -18,17 +18,20 @@ from functools import cache, partial
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of
 from sparsedepth.effects.fit import Fit, fit_of
-from sparsedepth.effects.verdict import interval_and_detectable, level_of
+from sparsedepth.effects.verdict import level_of
+from sparsedepth.quantities.levels import POWER
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.words.power import size_in_unit
 
-DRAWS = 24
+DRAWS = 48
 MAX_SEEDS = 64
 
 
@@ -139,16 +142,20 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
 def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float) -> float | None:
     """The effect detected with probability POWER, of one of several settings beside a baseline."""
     generator = np.random.default_rng(0)
-    sizes = []
-    for _ in range(DRAWS if n_seeds > 1 else 0):
-        y_CS = noise.drawn(generator) * generator.standard_normal((n_settings + 1, n_seeds))
+    halves, sds = np.empty(DRAWS), np.empty(DRAWS)
+    for draw in range(DRAWS if n_seeds > 1 else 0):
+        own = noise.drawn(generator)
+        y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
         found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
         assert found is not None
         contrast = found.effect(1, 0)
         level = level_of(np.full(n_settings, found.share_of_baseline(1, 0)))
-        *_, size = interval_and_detectable(contrast, level)
-        sizes.append(size * math.sqrt(1 + 2 * choice**2 / contrast.sd**2))
-    return float(np.mean(sizes)) if sizes else None
+        low, high = contrast.quantiles([level / 2, 1 - level / 2])
+        halves[draw] = (high - low) / 2 * math.sqrt(1 + 2 * choice**2 / contrast.sd**2)
+        sds[draw] = math.hypot(own * math.sqrt(2 / n_seeds), choice * math.sqrt(2))
+    if n_seeds < 2:
+        return None
+    return float(brentq(lambda size: ndtr((size - halves) / sds).mean() - POWER, 0, (halves + 4 * sds).max()))
 
 
 def power_table(powers: Sequence[Power], unit: str, effect: float | None) -> QueryResult:
