@@ -72,6 +72,10 @@ class Evidence:
         wanted = ("beside" if context else "setting", setting, context)
         return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
 
+    def has_settings(self, depth: int) -> bool:
+        """Whether any setting can be compared with the baseline of a depth."""
+        return any(effect.question == "setting" and effect.estimate is not None for effect in self.effects(depth))
+
     def matched(self, depth: int) -> str:
         """The cost that most settings of a depth share with their baseline: tokens, or training FLOPs."""
         effects = [effect for effect in self.effects(depth) if effect.question == "setting"]
@@ -287,7 +291,8 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
         data = found.cells.settings.data if found.cells.settings else ()
-        return _with(recipe, abstained=nothing_recommended(recipe, data))
+        elsewhere = () if recipe.candidates else [at for at in found.depths if at != nearest and found.has_settings(at)]
+        return _with(recipe, abstained=nothing_recommended(recipe, data, elsewhere))
     ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
     ranked = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
     setting, refused, untested = _together(found, recipe, ranked)

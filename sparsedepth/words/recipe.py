@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.words.effects import interval_text, second_look_lines, setting_text, size_text, title, unit_text
 from sparsedepth.words.formats import to_markdown
-from sparsedepth.words.plain_text import counted, sentence_of, terminal_width, wrapped
+from sparsedepth.words.plain_text import counted, listed, sentence_of, terminal_width, wrapped
 from sparsedepth.words.runs import layers_hint
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
@@ -305,14 +305,16 @@ def nothing_finished(n_tuning: int, only_measured: bool) -> str:
     return f"no finished run{known}"
 
 
-def nothing_recommended(recipe: "Recipe", data: Sequence[str]) -> str:
-    """Why no setting is recommended; `data`: the fields of the data in which the runs differ."""
+def nothing_recommended(recipe: "Recipe", data: Sequence[str], elsewhere: Sequence[int] = ()) -> str:
+    """Why no setting is recommended; `data`: the fields of the data in which the runs differ; `elsewhere`: the depths
+    at which settings can be compared."""
     if not recipe.candidates:
         if data:
             return f"the runs differ only in their data ({', '.join(data[:NAMED])}), which is not a remedy"
         if len(recipe.shown_at) > 1:
             return f"no setting was run at both {recipe.shown_at[0]} and {recipe.shown_at[1]} layers"
-        return "its complete runs have one configuration: there is nothing to compare"
+        others = f"; settings were run at {listed([*map(str, elsewhere)])} layers (--depth)" if elsewhere else ""
+        return f"its complete runs have one configuration: there is nothing to compare{others}"
     if refused := [c for c in recipe.candidates if c.refused and c.comparison == "better"]:
         return "; ".join(f"{candidate.setting} is better, but {candidate.refused}" for candidate in refused)
     if not recipe.is_compared:

@@ -80,6 +80,13 @@ def test_a_depth_that_is_not_worth_its_cost_is_said_so_and_settings_share_flops(
     assert not derive_card(grid(axes, loss), 12, matched="tokens").recipe.changes
 
 
+def test_a_depth_without_settings_names_the_depths_that_have_some(runs):
+    """A sweep that has just begun: the deepest depth has its baseline alone."""
+    begun = runs[(runs["n_layers"] < 24) | ((runs["depth_scale"] == "none") & (runs["n_kv_heads"] == 4))]
+    told = derive_card(begun).recipe
+    assert told.depth == 24 and told.abstained.endswith("settings were run at 8 and 12 layers (--depth)")
+
+
 def test_an_abstention_says_what_would_have_been_seen_and_what_hurts():
     flat = derive_card(sweep(lambda config: 0.0, {"depth_scale": ["none", "lns"], "seed": range(3)}))
     size = flat.recipe.candidates[0].effect.detectable
