@@ -97,8 +97,8 @@ def multiplier_lines(table: "QueryResult") -> list[str]:
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     return [
         "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
-        "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, over "
-        "variants",
+        "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, "
+        "over variants",
         fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,
         *(f"{_at_depth(record)}{record['variant']!r}: {ladder_sentence(record)}." for record in records),
         f"Better: {', '.join(map(repr, better))}."

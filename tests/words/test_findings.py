@@ -102,6 +102,8 @@ def test_what_carrying_lr_costs_and_whether_it_may_be():
 
 
 def test_captions_of_ladders_and_of_parallel_lines():
-    assert captions.ladder_caption(0).endswith("with its 95% interval at each budget.")
-    assert captions.ladder_caption(2).endswith(" 2 settings that are worth less are not drawn.")
+    assert "with its 95% interval: one value for all budgets." in captions.ladder_caption(0, [])
+    drifting = captions.ladder_caption(2, ["depth_scale=lns"])
+    assert "at each budget of depth_scale=lns, whose drift is shown; else one value" in drifting
+    assert drifting.endswith(" 2 settings that are worth less are not drawn.")
     assert captions.parallel_caption(1, "val_loss").startswith("Each line: one of 1 proposal, darker the better")
