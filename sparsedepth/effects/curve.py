@@ -80,6 +80,8 @@ class Normal(NamedTuple):
 class Optima(NamedTuple):
     """Of each cell at each point, in units of s."""
 
+    best_KGC: np.ndarray
+    """The optimum, in steps from the chosen value."""
     value_KGC: np.ndarray
     cov_KGCC: np.ndarray
     outside_KGC: np.ndarray
@@ -165,7 +167,6 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
     unit_K = np.sqrt(s2) * scale_K[:, None, None]
     gain_KGC = optima.gain_KGC * unit_K
     over_grid = partial(np.einsum, "kg,kgc->c", weight_KG)
-    best_KGC = -np.split(mean_KGT, 3, axis=-1)[1] / kappa_G[kept_G][:, None]
     values = Values(
         mean_GC=(optima.value_KGC * unit_K).reshape(-1, n_cells),
         cov_GCC=(optima.cov_KGCC * unit_K[..., None] ** 2).reshape(-1, n_cells, n_cells),
@@ -174,7 +175,7 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
         gain_C=over_grid(gain_KGC),
         choice_C=over_grid(optima.gain_variance_KGC * unit_K**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
     )
-    return Curves(values, over_grid(best_KGC), float(logsumexp(log_KG)))
+    return Curves(values, over_grid(optima.best_KGC), float(logsumexp(log_KG)))
 
 
 def _log_weights(side_KGZ: np.ndarray, square_GZZ: np.ndarray, scale_K: np.ndarray, n_free: int) -> np.ndarray:
@@ -265,6 +266,7 @@ def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows
     cov_KGCC[..., np.arange(n), np.arange(n)] = own_GXXC[:, 0, 0] - a_slope_GC**2 + variance_KGC
     best_KGC, sd_u_GC = -b_KGC / kappa_G1, sd_GC / kappa_G1
     return Optima(
+        best_KGC=best_KGC,
         value_KGC=a_KGC + curve_KGC,
         cov_KGCC=cov_KGCC,
         outside_KGC=ndtr((low_C - best_KGC) / sd_u_GC) + ndtr((best_KGC - high_C) / sd_u_GC),
