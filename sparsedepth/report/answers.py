@@ -36,6 +36,7 @@ from sparsedepth.words.report import (
     VARIANCE,
     depth_notes,
     depth_sentence,
+    raised_line,
     variance_notes,
     variance_sentence,
 )
@@ -117,12 +118,16 @@ def variance_answer(cells: Cells) -> Answer:
     ordered = variance["setting"].value_counts(sort=False).sort_values(ascending=False, kind="stable").index
     settings = [name for name in variance["setting"].unique() if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames) for name in settings]
+    deepest = int(variance["n_layers"].max())
+    higher = [frame[(frame["n_layers"] == deepest) & (frame["verdict"] == "higher")] for frame in frames[1:]]
+    raised = {name: [*frame["setting"]] for name, frame in zip(names[1:], higher, strict=True)}
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
         sentence=variance_sentence(variance),
         table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=variance_notes(
             cells,
+            raised_line(deepest, raised),
             turned_at_own_lr(variance),
             QueryResult.of_frame(variance).records(),
             caution(usable),

@@ -73,17 +73,25 @@ def variance_sentence(variance: "pd.DataFrame") -> str:
     return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."
 
 
+def raised_line(n_layers: int, raised: Mapping[str, Sequence[str]]) -> str:
+    """'raised at 12 layers: weight_sparsity by weight_decay=1; usefulness by no setting'; '' without a quantity."""
+    by = (f"{name} by {_named(settings) if settings else 'no setting'}" for name, settings in raised.items())
+    return f"raised at {n_layers} layers: {'; '.join(by)}" if raised else ""
+
+
 def variance_notes(
     cells: "Cells",
+    raised: str,
     turned: Sequence[Row],
     looks: Sequence[Row],
     caution: str,
     n_more: int,
 ) -> tuple[str, ...]:
-    """`turned`: settings of another sign at own lr; `looks`: rows with their second looks; `caution`: on the form of
-    usefulness; `n_more`: settings that are not in the table."""
+    """`raised`: what raises the other quantities; `turned`: settings of another sign at own lr; `looks`: rows with
+    their second looks; `caution`: on the form of usefulness; `n_more`: settings that are not in the table."""
     decides = f"; lr decides: not shown, or of another sign, at the {cells.field} of one side" * cells.at_equal_lr
     notes = (
+        raised,
         f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers"
         f"{compared_at(cells.field, cells.at_equal_lr)}, with 95% interval; verdict_at: by depth; lower, higher: "
         f"adjusted p below {ALPHA}{decides}",

@@ -54,6 +54,7 @@ def test_the_settings_that_lower_the_variance_are_named():
     assert lns["weight_sparsity"].startswith("+0.1")
     assert rows["n_kv_heads=1"]["verdict_at"] == "not shown: 4, 8"
     assert {row["outcome"] for row in found.rows.records()} == {"residual_variance_last", "weight_sparsity"}
+    assert found.notes[0].startswith("raised at ") and "weight_sparsity by depth_scale=lns" in found.notes[0]
 
 
 def test_what_lowers_and_what_raises_the_variance_are_both_named():
