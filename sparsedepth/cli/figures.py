@@ -82,7 +82,7 @@ ShowList = Annotated[
 @option.command
 def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
-    from sparsedepth.plots.draw import check_figure
+    from sparsedepth.plots.draw import FIGURES, check_figure
 
     if given.figure is not None:
         check_figure(given.figure)
@@ -92,13 +92,13 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
     print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
-    if reasons := {*figures.left_out.values()}:
-        why = (
-            reasons.pop()
-            if len(reasons) == 1
-            else "the folder has no rows for them; --figure NAME says what is missing"
-        )
-        print(wrapped([f"skipped {', '.join(figures.left_out)}: {why}"]), end="")
+    of_plugins = {name: why for name, why in figures.left_out.items() if callable(FIGURES[name].place)}
+    ours = {name: why for name, why in figures.left_out.items() if name not in of_plugins}
+    if len({*ours.values()}) > 1:
+        ours = dict.fromkeys(ours, "the folder has no rows for them; --figure NAME says what is missing")
+    lines = [f"skipped {name}: {why}" for name, why in of_plugins.items()]
+    lines += [f"skipped {', '.join(ours)}: {why}" for why in {*ours.values()}]
+    print(wrapped(lines), end="")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_the_answers_come_first_with_effect_verdict_basis_and_figure(contents):
     use, variance, depth, cost = contents.answers
     assert use.answer.startswith(sentence(contents.card))
     assert "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in use.answer
-    assert use.answer.endswith("Lowest val_loss of all depths: 2.711, 2 layers, depth_scale=lns.")
+    assert use.answer.endswith("that at 2 layers has the lowest val_loss: 2.711, depth_scale=lns.")
     assert use.effect.startswith("-0.299 nat/token (-0.3") and use.verdict.startswith("lower, adjusted p ")
     assert (use.basis, use.figure) == ("equal tokens, 3 seeds", "effects")
     assert variance.answer == "At 4 layers depth_scale=lns lowers the residual variance."

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace as Record
 
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words import captions, differences, effects, report, scaling
+from sparsedepth.words import captions, differences, effects, judge, report, scaling
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -107,3 +107,18 @@ def test_captions_of_ladders_and_of_parallel_lines():
     assert "at each budget of depth_scale=lns, whose drift is shown; else one value" in drifting
     assert drifting.endswith(" 2 settings that are worth less are not drawn.")
     assert captions.parallel_caption(1, "val_loss").startswith("Each line: one of 1 proposal, darker the better")
+
+
+def test_the_worth_at_both_ends_of_a_ladder():
+    ends = {"at_smallest": (1.25, 1.18, 1.32, 2e17), "at_largest": (1.01, 0.958, 1.07, 6.4e18)}
+    record = {}
+    for name, (worth, lo, hi, budget) in ends.items():
+        record |= {name: worth, f"{name}_lo": lo, f"{name}_hi": hi, f"{name.removeprefix('at_')}_budget": budget}
+    assert judge.ends_text(record) == "1.25 (1.18 to 1.32) at 2e17, 1.01 (0.958 to 1.07) at 6.4e18"
+
+
+def test_what_raises_a_quantity():
+    raised = {"weight_sparsity": ["weight_decay=1"], "usefulness": []}
+    told = "raised at 12 layers: weight_sparsity by weight_decay=1; usefulness by no setting"
+    assert report.raised_line(12, raised) == told
+    assert report.raised_line(12, {}) == ""
