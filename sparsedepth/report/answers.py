@@ -118,16 +118,13 @@ def variance_answer(cells: Cells) -> Answer:
     ordered = variance["setting"].value_counts(sort=False).sort_values(ascending=False, kind="stable").index
     settings = [name for name in variance["setting"].unique() if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames) for name in settings]
-    deepest = int(variance["n_layers"].max())
-    higher = [frame[(frame["n_layers"] == deepest) & (frame["verdict"] == "higher")] for frame in frames[1:]]
-    raised = {name: [*frame["setting"]] for name, frame in zip(names[1:], higher, strict=True)}
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
         sentence=variance_sentence(variance),
         table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=variance_notes(
             cells,
-            raised_line(deepest, raised),
+            _raised(int(variance["n_layers"].max()), names[1:], frames[1:]),
             turned_at_own_lr(variance),
             QueryResult.of_frame(variance).records(),
             caution(usable),
@@ -136,6 +133,12 @@ def variance_answer(cells: Cells) -> Answer:
         rows=_as_table(pd.concat([frame for frame in frames if len(frame)], ignore_index=True)),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
     )
+
+
+def _raised(n_layers: int, names: Sequence[str], frames: Sequence[pd.DataFrame]) -> str:
+    """The settings that are shown to raise each of these quantities at a depth."""
+    higher = [frame[(frame["n_layers"] == n_layers) & (frame["verdict"] == "higher")] for frame in frames]
+    return raised_line(n_layers, {name: [*frame["setting"]] for name, frame in zip(names, higher, strict=True)})
 
 
 def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -> tuple[Any, ...]:
