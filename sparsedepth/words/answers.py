@@ -36,7 +36,7 @@ def recipe_line(card: "Card", by_depth: Sequence[tuple[int, str, str]]) -> Line:
     if len(by_depth) > 1:
         depth, use, loss = by_depth[0]
         lowest = f"that at {counted(depth, 'layer')} has the lowest {card.recipe.objective}"
-        answer += f" Of the choices at each depth {lowest}: {loss}, {use}."
+        answer += f" Of the choices at each depth, {lowest}: {loss}, {use}."
     line = Line("What to use, at which depth?", answer, verdict="not shown", figure="effects")
     if effect is None or effect.estimate is None:
         return line
