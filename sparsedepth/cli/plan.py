@@ -44,6 +44,7 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
         return option.path_of_file(self.out)
 
     def compute(self) -> "SweepPlan":
+        from sparsedepth.cli.on_slurm import plan_array, request_of
         from sparsedepth.plan.estimate import DEVICES
         from sparsedepth.plan.tasks import Plan
 
@@ -55,8 +56,6 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
             preflight.check_corpora(preflight.field_values(definition), self.results)
         plan = Plan(definition)
         power = detectable_effects(plan, None if self.pilot is None else Path(self.pilot), self.seed_sd, self.effect)
-        from sparsedepth.cli.on_slurm import plan_array, request_of
-
         request = request_of("slurm" if self.on == "slurm" else None, self)
         array = plan_array(plan, request, self.results) if request else None
         if self.on is not None and self.calibrated:

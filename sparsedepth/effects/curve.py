@@ -15,8 +15,9 @@ root of the steepness, so that the same parabola holds, and fits at several stee
 Shapes: R rows (cell, lr, role), C cells, L points (cell, lr), T = 3 C parameters (level a, slope b, roughness
 at the chosen value), G points of the grid, K scales of the noise, Q nodes of quadrature, P steepnesses."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaincinv, logsumexp, ndtr
@@ -115,13 +116,17 @@ class Curves(NamedTuple):
     """The logarithm of the probability of the data, up to a constant."""
 
 
-def curves_of(rows: Rows, *noise: Any) -> Values:
+def curves_of(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_groups: int) -> Values:
     """The values over steepnesses s: beyond a cell's optimum u is stretched by the root of s, where the curve is a
-    parabola; its kink is put in from the fit before."""
-    parts = [_at_steepness(rows, steepness, *noise) for steepness in STEEPNESS]
-    log = np.array([part.evidence for part in parts]) - np.log(STEEPNESS) ** 2 / (2 * STEEPNESS_SD**2)
-    weight_P = np.exp(log - log.max())
-    weighed = [(w, part.values) for w, part in zip(weight_P / weight_P.sum(), parts, strict=True) if w > NEGLIGIBLE]
+    parabola; its kink is put in from the fit before. `tuned_C`: the variance of a cell's means over tuning seeds, in
+    units of s^2."""
+    fit_at = partial(_one_steepness, tuned_C=tuned_C, s2=s2, df=df, n_groups=n_groups)
+    parts = [_at_steepness(rows, steepness, fit_at) for steepness in STEEPNESS]
+    log_P = np.array([part.evidence for part in parts]) - np.log(STEEPNESS) ** 2 / (2 * STEEPNESS_SD**2)
+    weight_P = np.exp(log_P - log_P.max())
+    weight_P = np.where(weight_P > NEGLIGIBLE, weight_P, 0.0)
+    weight_P /= weight_P.sum()  # of what is kept: a part without a weight would be missing in the tails
+    weighed = [(weight, part.values) for weight, part in zip(weight_P, parts, strict=True) if weight]
     means = [sum(weight * getattr(of, name) for weight, of in weighed) for name in Values._fields[3:]]
     return Values(
         np.concatenate([of.mean_GC for _, of in weighed]),
@@ -131,23 +136,22 @@ def curves_of(rows: Rows, *noise: Any) -> Values:
     )
 
 
-def _at_steepness(rows: Rows, steepness: float, *noise: Any) -> Curves:
+def _at_steepness(rows: Rows, steepness: float, fit_at: Callable[[Rows], Curves]) -> Curves:
     kink_C = np.zeros(rows.cell_R.max() + 1)
     for _ in range(1 if steepness == 1 else KINKS):
         origin_C = _stretched(0.0, kink_C, steepness)
         u_R = _stretched(rows.u_R, kink_C[rows.cell_R], steepness) - origin_C[rows.cell_R]
-        found = _one_steepness(rows._replace(u_R=np.round(u_R, 9)), *noise)
+        found = fit_at(rows._replace(u_R=np.round(u_R, 9)))
         kink_C = np.clip(_stretched(found.best_C + origin_C, kink_C, 1 / steepness), -1, 1)
     return found
 
 
-def _stretched(u: Any, kink: np.ndarray, steepness: float) -> np.ndarray:
+def _stretched(u: np.ndarray | float, kink: np.ndarray, steepness: float) -> np.ndarray:
     return np.where(u > kink, kink + (u - kink) * np.sqrt(steepness), u)
 
 
 def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_groups: int) -> Curves:
-    """The values over the grid (own curvature x roughness x curvature) and the scale of the noise. `tuned_C`: the
-    variance of a cell's means over tuning seeds, in units of s^2."""
+    """The values over the grid (own curvature x roughness x curvature) and the scale of the noise."""
     n_cells = len(tuned_C)
     given = _given_roughness(rows._replace(score_R=rows.score_R / np.sqrt(s2)))
     _, rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(OWN_CURVATURE, RHO, KAPPA, indexing="ij"))

@@ -141,9 +141,11 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
 
 def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float) -> float | None:
     """The effect detected with probability POWER, of one of several settings beside a baseline."""
+    if n_seeds < 2:
+        return None
     generator = np.random.default_rng(0)
     halves, sds = np.empty(DRAWS), np.empty(DRAWS)
-    for draw in range(DRAWS if n_seeds > 1 else 0):
+    for draw in range(DRAWS):
         own = noise.drawn(generator)
         y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
         found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
@@ -153,8 +155,6 @@ def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float)
         low, high = contrast.quantiles([level / 2, 1 - level / 2])
         halves[draw] = (high - low) / 2 * math.sqrt(1 + 2 * choice**2 / contrast.sd**2)
         sds[draw] = math.hypot(own * math.sqrt(2 / n_seeds), choice * math.sqrt(2))
-    if n_seeds < 2:
-        return None
     return float(brentq(lambda size: ndtr((size - halves) / sds).mean() - POWER, 0, (halves + 4 * sds).max()))
 
 

@@ -11,6 +11,7 @@ sides in batches that began when all of theirs before had ended, with two seeds 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,13 +34,16 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         side, judge = ("setting", setting_effects) if family else ("n_layers", depth_effects)
         rows = cells.rows[cells.rows["n_layers"] == family if family else cells.rows["setting"] == BASELINE]
         reference = BASELINE if family else rows.loc[rows["value"].notna(), "n_layers"].min()
-        again = [judge(replace(cells, rows=rest)).assign(without=without) for without, rest in _parts(cells, rows)]
+        again = [
+            judge(replace(cells, rows=part.rest)).assign(without=part.name, is_seed=part.is_seed)
+            for part in _parts(cells, rows)
+        ]
         looks = pd.concat([effects.iloc[:0], *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():
             of_effect = looks[looks["setting"] == effect["setting"]]
             moves = (of_effect["estimate"] / effect["estimate"] - 1).abs()
-            is_seed = of_effect["without"].str.startswith("seed ").astype(bool)
-            turns = (of_effect["verdict"] != effect["verdict"]) & ~(is_seed & (of_effect["seeds"] < FEW))
+            are_few = of_effect["is_seed"].astype(bool) & (of_effect["seeds"] < FEW)
+            turns = (of_effect["verdict"] != effect["verdict"]) & ~are_few
             told = of_effect.assign(turns=turns, moves=moves)[turns | (moves > MOVES)]
             if len(told):
                 most = told.sort_values(["turns", "moves"]).iloc[-1]
@@ -50,15 +54,23 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     return found
 
 
-def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """What is left out, and the rows of a family without it; tuning runs stay."""
+class _Part(NamedTuple):
+    """What is left out of a family, and its rows without it."""
+
+    name: str
+    is_seed: bool
+    rest: pd.DataFrame
+
+
+def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[_Part]:
+    """Each seed, whose tuning runs stay, and each folder."""
     is_result = rows["role"] == "result"
     seeds = sorted({*rows.loc[is_result, "seed"]})
     for seed in seeds if 2 < len(seeds) <= MOST_SEEDS else []:
-        yield f"seed {seed}", rows[~(is_result & (rows["seed"] == seed))]
+        yield _Part(f"seed {seed}", True, rows[~(is_result & (rows["seed"] == seed))])
     source = cells.runs["source"].reindex(rows.index) if "source" in cells.runs else pd.Series("", rows.index)
     for folder in sorted({*source}) if source.nunique() > 1 else []:
-        yield str(folder), rows[source != folder]
+        yield _Part(str(folder), False, rows[source != folder])
 
 
 def _batches(runs: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenance, Recipe, read_card
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.recipe.verify import hold_out, tests_of, with_verification
-from sparsedepth.scaling.crossover import baselines_at_budgets, every_budget
+from sparsedepth.scaling.crossover import baselines_at_budgets
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.packs import read_file
 from sparsedepth.store.setting import BUDGET
@@ -40,8 +40,8 @@ def derive_card(
     `derive` and `hold_out`."""
     found = evidence or Evidence(cells_of(runs, objective))
     recipe = derive(runs, depth, objective, matched, found)
-    recipe = recipe.model_copy(update={"left_out": "; ".join(filter(None, [recipe.left_out, told]))})
-    recipe = recipe.model_copy(update={"cost_of_depth": _cost_of_depth(found.cells, recipe)})
+    left_out = "; ".join(filter(None, [recipe.left_out, told]))
+    recipe = recipe.model_copy(update={"left_out": left_out, "cost_of_depth": _cost_of_depth(found.cells, recipe)})
     if compute and recipe.candidates:
         recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)
@@ -59,7 +59,7 @@ def _cost_of_depth(cells: Cells, recipe: Recipe) -> str:
     """Whether the baseline of the depth is shown not to be worth its cost; '' where it is not, or was not run."""
     if cells.outcome not in LOSSES or recipe.place != "inside":
         return ""
-    judged = baselines_at_budgets(every_budget(cells))
+    judged = baselines_at_budgets(cells)
     return "".join(not_worth(one) for one in judged if one.n_layers == recipe.depth and one.verdict == "not worth it")
 
 

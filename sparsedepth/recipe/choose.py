@@ -150,8 +150,7 @@ def derive(
     """The recipe at one depth (default: the deepest with finished runs) from the rows of `runs`, tuning included.
 
     `matched`: the cost of which a setting may spend no more than its baseline, by default that which most settings
-    share with it; `evidence`: that of these runs, if
-    already computed; `below`: only depths below this one count.
+    share with it; `evidence`: that of these runs, if already computed; `below`: only depths below this one count.
     Raises ValueError for an objective without a better direction, or an unknown cost."""
     quantities.rankable(objective)
     if matched is not None and matched not in BASES:

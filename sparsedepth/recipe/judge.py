@@ -11,7 +11,7 @@ the sd of an effect without the part that all share through the baseline."""
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -170,15 +170,21 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
     if not counts:
         raise ValueError("the table has no rows; give one with a row for each run")
     (most, n), *rest = counts.most_common()
-    seeds = defaultdict[str, set[str]](set)
-    for found in filter(None, map(SEED_IN_NAME.fullmatch, counts)):
-        seeds[found[1]].add(found[2])
-    if n == 1 and len(seeds) > 1 and min(map(len, seeds.values())) > 1 and len({*map(frozenset, seeds.values())}) == 1:
+    if n == 1 and (stems := _with_a_seed(counts)):
         told = f"each variant has one run, and names such as {most!r} seem to end in a seed"
-        raise ValueError(f"{told}: give {' and '.join(map(repr, seeds))}, and the seeds, a column each")
+        raise ValueError(f"{told}: give {' and '.join(map(repr, stems))}, and the seeds, a column each")
     if rest and rest[0][1] == n:
         raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
     return most
+
+
+def _with_a_seed(names: Iterable[str]) -> list[str]:
+    """The variants of names that end in a seed: several, each with the same several seeds; none of other names."""
+    seeds = defaultdict[str, set[str]](set)
+    for found in filter(None, map(SEED_IN_NAME.fullmatch, names)):
+        seeds[found[1]].add(found[2])
+    of_all = {frozenset(own) for own in seeds.values()}
+    return [*seeds] if len(seeds) > 1 and len(of_all) == 1 and len(of_all.pop()) > 1 else []
 
 
 # Verdicts

@@ -165,7 +165,7 @@ def depth_answer(cells: Cells) -> Answer:
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
     every = every_budget(cells)
-    worth = baselines_at_budgets(every)
+    worth = baselines_at_budgets(cells)
     is_branched = distinct(cells.runs, "schedule") == ["wsd"]  # of branches the longest are compared
     at_tokens = _depths_at(cells if is_branched else every, "tokens")
     compared = {"tokens": at_tokens, "flops": _depths_at(every, "flops", worth)}

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,8 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.words.scaling import flops_text, no_depth_shown
 
 SAME = 1 + 2 * MATCHED
+_known: WeakKeyDictionary[Cells, list["Crossover"]] = WeakKeyDictionary()
+"""Those of the baseline at budgets: a report has them in its recipe and in its answer on depth."""
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
 
@@ -114,10 +117,11 @@ def every_budget(cells: Cells) -> Cells:
 
 
 def baselines_at_budgets(cells: Cells) -> list[Crossover]:
-    """Those of the baseline that are judged at a budget."""
-    if "flops" not in cells.rows:
-        return []
-    return [one for one in crossovers_of(cells, [BASELINE]) if one.largest is not None]
+    """Those of the baseline that are judged at a budget, of all budgets; computed once."""
+    if cells not in _known:
+        found = crossovers_of(every_budget(cells), [BASELINE]) if "flops" in cells.rows else []
+        _known[cells] = [one for one in found if one.largest is not None]
+    return _known[cells]
 
 
 def crossovers_of(cells: Cells, settings: Collection[str] | None = None) -> list[Crossover]:

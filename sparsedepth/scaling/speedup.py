@@ -44,6 +44,11 @@ Losses = Mapping[float, Mapping[int, float]]
 """Budget [FLOPs] -> seed -> loss [nat/token]."""
 Worths = Mapping[tuple[int, str, int], tuple[float, float | None, float | None]]
 """(depth, setting, tokens) -> compute multiplier, lo, hi."""
+NO_LADDER = "these budgets have several seeds, or share a training: see `effects --as speedup`"
+_ALL_REPEATED = (
+    f"SELECT min(n) > 1 FROM (SELECT count(DISTINCT seed) AS n FROM runs WHERE {IS_RESULT} AND outcome = 'ok' AND "
+    "train_flops IS NOT NULL GROUP BY cell_id)"
+)
 _THREE_BUDGETS = (
     f"SELECT 1 FROM runs WHERE {IS_RESULT} GROUP BY n_layers HAVING count(DISTINCT {BUDGET}) >= {MIN_BUDGETS} LIMIT 1"
 )
@@ -173,7 +178,7 @@ def ladders_of(rows: pd.DataFrame) -> dict[int | None, StoredLadder]:
     depths: dict[Any, pd.DataFrame] = {at: own for at, own in rows.groupby("n_layers") if own[BUDGET].nunique() > 1}
     depths = depths or {None: rows}
     if any(own.duplicated(["setting", "seed"]).any() for own in depths.values()) or shares_a_training(rows):
-        raise ValueError("these budgets have several seeds, or share a training: see `effects --as speedup`")
+        raise ValueError(NO_LADDER)
     found, reason = {}, f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more"
     for n_layers, own in depths.items():
         sides = {str(setting): runs for setting, runs in own.groupby("setting")}
@@ -192,7 +197,9 @@ def ladders_of(rows: pd.DataFrame) -> dict[int | None, StoredLadder]:
 
 
 def ladder_of_store(store: Store) -> StoredLadder:
-    """That of most budgets. Raises ValueError as `ladders_of`."""
+    """That of most budgets. Raises ValueError as `ladders_of`, of several seeds everywhere at once."""
+    if (rows := store.sql(_ALL_REPEATED).rows) and rows[0][0]:
+        raise ValueError(NO_LADDER)
     return max(ladders_of(budget_rows(store)).values(), key=lambda each: len(each.losses[BASELINE]))
 
 

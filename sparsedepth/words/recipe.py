@@ -23,6 +23,8 @@ OPTIONAL = ("lr", "params", "fitted", "seeds", "flops", "detectable", "compute")
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
 ROWS, FINDINGS = 5, 2
 """Of the card on the terminal; its page has all."""
+OUTCOMES = ("failed", "passed", "not run")
+"""Of tests, in the order in which they are told."""
 NAMED = 3
 """Settings of one reason that are named."""
 
@@ -171,7 +173,7 @@ def tests_lines(card: "Card") -> list[str]:
 
 def told_by_outcome(card: "Card") -> list[str]:
     """'passed: equal cost (FLOPs x1)', a line for each outcome."""
-    outcomes = sorted({test.outcome for test in card.tests}, key="failed passed not run".find)
+    outcomes = sorted({test.outcome for test in card.tests}, key=OUTCOMES.index)
     named = {outcome: [test for test in card.tests if test.outcome == outcome] for outcome in outcomes}
     return [f"{outcome}: {', '.join(f'{t.name} ({t.text})' for t in tests)}" for outcome, tests in named.items()]
 

@@ -109,3 +109,13 @@ def test_a_slope_over_two_depths_is_a_sum_of_independent_effects():
     assert slope["df"] == pytest.approx(df, rel=1e-3)
     half = stdtrit(df, 0.975) * math.sqrt(variances.sum())
     assert (slope["hi"] - slope["lo"]) / 2 == pytest.approx(half, rel=0.02)
+
+
+def test_the_weights_of_what_is_kept_add_up_to_1():
+    """Curves that are clearly parabolas: a steepness without weight is left out, and misses in no tail."""
+    rng = np.random.default_rng(0)
+    cell_N, u_N, seed_N = (x.ravel() for x in np.meshgrid(range(3), np.arange(-2.0, 3.0), range(8), indexing="ij"))
+    y_N = u_N**2 + 0.3 * rng.standard_normal(len(u_N))
+    found = fit(cell_N, u_N, seed_N, y_N, np.zeros(len(u_N), dtype=bool))
+    assert found is not None and found.values.weight_G.sum() == pytest.approx(1, abs=1e-12)
+    assert found.effect(0, 1).below(np.array([np.inf])) == pytest.approx(1, abs=1e-12)
