@@ -38,7 +38,7 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
             judge(replace(cells, rows=part.rest)).assign(without=part.name, is_seed=part.is_seed)
             for part in _parts(cells, rows)
         ]
-        looks = pd.concat([effects.iloc[:0], *again]).dropna(subset=["estimate", "lo"])
+        looks = pd.concat([effects.iloc[:0].assign(is_seed=False), *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():
             of_effect = looks[looks["setting"] == effect["setting"]]
             moves = (of_effect["estimate"] / effect["estimate"] - 1).abs()
