@@ -12,7 +12,7 @@ SMOKE = build/smoke
 
 BUILD = build/package
 
-.PHONY: quickstart test sentences smoke package matrix site image audit exports slow mutants chaos gpu gpu-a gpu-b gpu-dry lint install clean
+.PHONY: quickstart test sentences smoke package matrix site image audit exports slow mutants chaos gpu gpu-a gpu-b gpu-dry lint install install-dev clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -25,7 +25,7 @@ quickstart: install
 	@echo "  $(PY) analysis/knob.py $(OUT) depth_scale"
 	@echo "  $(BIN)sparsedepth sweep sparsedepth/examples/depth.yaml --scale micro --out depth-results"
 
-test: install
+test: install-dev
 	@echo "== the default test suite: lint, types, tests; about 7 minutes on 2 cores, 5 of them tests =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
@@ -37,7 +37,6 @@ sentences:
 	PYTHONPATH=.:tests $(PY) tests/support/sentences.py build/sentences
 
 # What a user gets: the package as it is built (no editable install), its dependencies alone, outside of the checkout.
-# Modules are compiled where they are imported: of all those that are installed it would take a minute.
 smoke: export PYTHONPATH =
 smoke:
 	@echo "== smoke: an empty environment, the package without what only developers need, the quickstart at scale tiny =="
@@ -88,7 +87,7 @@ audit:
 # engines are built on, in an environment of its own: torch and what else it lacks come from the first by a .pth file.
 EXPORTS = build/exports
 SITE = -c "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-exports: install
+exports: install-dev
 	rm -rf $(EXPORTS)
 	PYTHONPATH=.:tests $(PY) tests/exports_elsewhere.py write $(EXPORTS)
 	$(PY) tests/exports_elsewhere.py read $(EXPORTS)
@@ -97,13 +96,13 @@ exports: install
 	$(PY) $(SITE) > $$($(EXPORTS)/venv/bin/python $(SITE))/zz_torch.pth
 	$(EXPORTS)/venv/bin/python tests/exports_elsewhere.py read $(EXPORTS)
 
-slow: install
+slow: install-dev
 	$(PY) -m pytest -m "slow or gpu"
 
-mutants: install
+mutants: install-dev
 	OMP_NUM_THREADS=1 $(PY) tests/mutants.py
 
-chaos: install
+chaos: install-dev
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 50 minutes =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
 
@@ -122,13 +121,20 @@ lint:
 	$(BIN)ty check sparsedepth analysis benchmarks
 
 # Torch comes first and pinned: any other package that asked for it would pull the registry's newest build.
+# Modules are compiled where they are imported: of all those that are installed it would take a minute.
+PIP = $(PY) -m pip install -q --no-compile
 install: $(PY)
-	@$(PY) -c "import torch" 2>/dev/null || { echo "== installing $(TORCH) into $(PY) =="; $(PY) -m pip install -q $(TORCH); }
+	@$(PY) -c "import torch" 2>/dev/null || { echo "== installing $(TORCH) into $(PY) =="; $(PIP) $(TORCH); }
 	@$(PY) -P -c "import importlib.metadata as m, pathlib, sys; \
-	    d = m.distribution('sparsedepth'); [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis', 'lm-eval', 'psycopg')]; \
+	    d = m.distribution('sparsedepth'); \
 	    sys.exit(str(pathlib.Path.cwd()) not in (d.read_text('direct_url.json') or ''))" 2>/dev/null \
-	  || { echo "== installing sparsedepth and its packages into $(PY) =="; \
-	       $(PY) -m pip install -q -c constraints.txt -e '.[dev]'; }
+	  || { echo "== installing sparsedepth and its packages into $(PY) =="; $(PIP) -c constraints.txt -e .; }
+
+# And what only developers need.
+install-dev: install
+	@$(PY) -P -c "import importlib.metadata as m; \
+	    [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis', 'nbclient', 'lm-eval', 'psycopg')]" 2>/dev/null \
+	  || { echo "== installing what the tests need into $(PY) =="; $(PIP) -c constraints.txt -e '.[dev]'; }
 
 $(VENV)/bin/python:
 	@echo "== making the environment $(VENV) =="
