@@ -13,6 +13,7 @@ Ours, in absolute units (in a model with a loss of 0.00001 a block counts as use
     added(S) = loss with the blocks S replaced by their affine maps - loss         (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
     needed layers = number of blocks with added(l) > needed_threshold and its 95% interval above 0
+    needed at an equal rise: that number at .01 nat/byte x bytes per token, which no tokenizer moves
     jointly needed layers = L - the largest k such that added(S_1), ..., added(S_k) <= needed_threshold
         S_k = S_(k-1) + the block whose replacement in addition to S_(k-1) gives the lowest loss
 
@@ -34,6 +35,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -54,6 +56,7 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements, Score
 from sparsedepth.measure.variance import batched
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities.measured import EQUAL_RISE
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
 """Columns of `runs` -> thresholds [nat/token]."""
@@ -81,22 +84,25 @@ def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
     base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
     added_NL, lost_NL = affine_NL2[..., 0] - base_N2[:, :1], base_N2[:, 1:] - affine_NL2[..., 1]
 
-    statistic = partial(_scores, thresholds=(config.usefulness_threshold, config.needed_threshold))
+    needed_at = {"needed_layers": config.needed_threshold}
+    if context.bytes_per_token is not None:
+        needed_at["needed_equal_rise"] = EQUAL_RISE * context.bytes_per_token
+    statistic = partial(_scores, useful_at=config.usefulness_threshold, needed_at=[*needed_at.values()])
     estimate = shared_resamples(context.rng(), bootstrap_each)
-    estimates = estimate(statistic, added_NL, lost_NL, base_N2[:, 0], scored.weight)
-    *means, useful, n_above = estimates[3 * n_layers :]
-    increase, added, lost = (estimates[i * n_layers :][:n_layers] for i in range(3))
-    needed = needed_layers(added, config.needed_threshold, n_above)
-    scores = ("usefulness_loss_increase", "affine_loss_added", "affine_accuracy_lost", "usefulness", "needed_layers")
-    for name, score in zip(scores, (*means, useful, needed), strict=True):
-        rows.add_score(name, score)
-    rows.add_layer_scores("affine_loss_increase", increase, scored.n_scored)
-    rows.add_layer_scores("affine_loss_added", added, scored.n_scored)
-    rows.add_layer_scores("affine_accuracy_lost", lost, scored.n_scored)
+    estimates = iter(estimate(statistic, added_NL, lost_NL, base_N2[:, 0], scored.weight))
+    by_layer = ("affine_loss_increase", "affine_loss_added", "affine_accuracy_lost")
+    increase, added, _ = blocks = [[*islice(estimates, n_layers)] for _ in by_layer]
+    for name, estimates_L in zip(by_layer, blocks, strict=True):
+        rows.add_layer_scores(name, estimates_L, scored.n_scored)
+    for name in ("usefulness", "usefulness_loss_increase", *by_layer[1:]):
+        rows.add_score(name, next(estimates))
+    for name, threshold in needed_at.items():
+        rows.add_score(name, needed_layers(added, threshold, next(estimates)))
     for percent in (2, 5, 20):
         rows.summary[f"usefulness_{percent}pct"] = share_above([block.value for block in increase], percent / 100)
-    rows.summary["effective_layers"] = None if useful.value is None else useful.value * n_layers
-    if needed.value is not None:
+    useful = rows.summary["usefulness"]
+    rows.summary["effective_layers"] = None if useful is None else useful * n_layers
+    if rows.summary["needed_layers"] is not None:
         rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
 
 
@@ -106,15 +112,16 @@ def _scores(
     base_R: np.ndarray,
     weight_R: np.ndarray,
     *,
-    thresholds: tuple[float, float],
+    useful_at: float,
+    needed_at: Sequence[float],
 ) -> np.ndarray:
-    """By layer the relative increase, the loss added and the accuracy lost; the mean of each; the share of blocks above
-    the first threshold, and the number above the second."""
+    """By layer the relative increase, the loss added and the accuracy lost; the share of blocks whose increase is above
+    a threshold; the mean of each; the number whose loss added is above each of the others."""
     by_layer = ratio(added_RL, base_R[:, None]), per_position(added_RL, weight_R), per_position(lost_RL, weight_R)
     increase_RL, added_RL, _ = by_layer
-    useful_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > thresholds[0])
-    n_above_R = (added_RL > thresholds[1]).sum(1)
-    return np.column_stack((*by_layer, *(each_RL.mean(1) for each_RL in by_layer), useful_RL.mean(1), n_above_R))
+    useful_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > useful_at)
+    n_above = ((added_RL > threshold).sum(1) for threshold in needed_at)
+    return np.column_stack((*by_layer, useful_RL.mean(1), *(each_RL.mean(1) for each_RL in by_layer), *n_above))
 
 
 def share_above(increases: Sequence[float | None], threshold: float) -> float | None:

@@ -1,5 +1,6 @@
 """Figures of single models. `models`: the blocks that measured models need against those that they have, with the
-interval over sequences. The colour is the family; hollow: weights below fp32. On the line all blocks are needed.
+interval over sequences; at an equal rise of the loss, where bytes are known of any. The colour is the family; hollow:
+weights below fp32. On the line all blocks are needed.
 
 `removal`: what each task of `evaluate --without all` loses without a layer, with the interval over its documents, and
 the relative loss increase without it, where it was measured."""
@@ -15,6 +16,7 @@ from sparsedepth.plots.facets import Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
 from sparsedepth.plots.runs import all_runs, shown_settings, trained_runs
 from sparsedepth.plots.style import GREY, MARKERS, SERIES
+from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import Store
 from sparsedepth.store.saved_queries import ask
 from sparsedepth.words.captions import escaped, models_caption
@@ -42,7 +44,8 @@ def models(store: Store) -> Drawing:
         raise NothingToDraw("no model of others was measured; sparsedepth measure MODEL -o DIR/models/NAME")
     if rows["needed_layers"].isna().all():
         raise NothingToDraw("no measured model has needed layers; measure usefulness")
-    return Drawing(data=rows, page=partial(_page, rows.dropna(subset="needed_layers")))
+    needed = "needed_layers" if rows["needed_equal_rise"].isna().all() else "needed_equal_rise"
+    return Drawing(data=rows, page=partial(_page, rows.dropna(subset=needed), needed, int(rows[needed].isna().sum())))
 
 
 def removal(store: Store) -> Drawing:
@@ -61,24 +64,23 @@ def removal(store: Store) -> Drawing:
     return lines_drawing(rows, kinds, " Bars: the 95% interval over a task's documents.")
 
 
-def _page(rows: pd.DataFrame) -> Figure:
+def _page(rows: pd.DataFrame, needed: str, n_without: int) -> Figure:
     """Blocks needed against blocks there, a colour and marker for each family; hollow where weights are below fp32."""
     page, (axis,) = panels(1, 1, 6.0, 4.6)
     families = sorted(rows["family"].fillna("?").unique())
     looks = dict(zip(families, cycle([(colour, marker) for marker in MARKERS for colour, *_ in SERIES])))
-    for row in rows.to_dict("records"):
-        (colour, marker), y = looks[row["family"] or "?"], row["needed_layers"]
-        below, above = (abs(y - row[f"needed_layers_{end}"]) for end in ("lo", "hi"))
-        face = colour if row["weights_dtype"] == "float32" else "white"
-        bars = [[below], [above]]
-        axis.errorbar(row["n_layers"], y, bars, fmt=marker, color=colour, markerfacecolor=face, linewidth=1)
-        if len(rows) <= MOST_NAMES:
-            name = escaped(row["model"].rstrip("/").rpartition("/")[2])
-            axis.annotate(name, (row["n_layers"], y), xytext=(5, 3), textcoords="offset points", fontsize=7)
+    bars = ((rows[f"{needed}_{end}"].astype(float) - rows[needed]).abs() for end in ("lo", "hi"))
+    for row, *ends in zip(rows.to_dict("records"), *bars, strict=True):
+        colour, marker = looks[row["family"] or "?"]
+        look = {"color": colour, "markerfacecolor": colour if row["weights_dtype"] == "float32" else "white"}
+        axis.errorbar(row["n_layers"], row[needed], [[end] for end in ends], fmt=marker, linewidth=1, **look)
+    for place, at_one in rows.groupby(["n_layers", needed]) if len(rows) <= MOST_NAMES else ():
+        names = ", ".join(at_one["model"].str.rstrip("/").str.rpartition("/")[2])
+        axis.annotate(escaped(names), place, xytext=(5, 3), textcoords="offset points", fontsize=7)
     most = 1.05 * rows["n_layers"].max()
     axis.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
-    axis.set(xlabel="layers", ylabel="needed layers", xlim=(0, most), ylim=(-0.02 * most, most))
+    axis.set(xlabel="layers", ylabel=axis_label(needed), xlim=(0, most), ylim=(-0.02 * most, most))
     dot = partial(Line2D, [], [], linestyle="")
     legend_above(page, [dot(color=colour, marker=marker, label=name) for name, (colour, marker) in looks.items()])
-    caption(page, models_caption(len(rows), rows["text"].nunique(dropna=False)))
+    caption(page, models_caption(needed, len(rows), n_without, rows["text"].nunique(dropna=False)))
     return page

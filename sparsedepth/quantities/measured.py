@@ -38,6 +38,8 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
 
+EQUAL_RISE = 0.01
+"""nat/byte: .045 nat/token where a token has 4.5 bytes, about needed_threshold."""
 SAMPLED_FROM = 16
 """Layers from which not all pairs are swapped by default: their number grows with the square."""
 
@@ -199,6 +201,9 @@ _RECORDS: tuple[Quantity, ...] = (
         "95% interval above 0", "layer", source="ours", label="needed layers", **SCORE),
     *(USEFULNESS.number(f"needed_layers_{mnat}mnat", f"needed_layers at a threshold of {mnat / 1000:g} nat/token", "layer",
         source="ours", better="high") for mnat in (10, 50, 200)),
+    USEFULNESS.number("needed_equal_rise", f"number of blocks whose affine_loss_added is above {EQUAL_RISE} nat/byte x bytes "
+        "per token, alike for all tokenizers, and its 95% interval above 0", "layer", source="ours",
+        label="layers needed at an equal rise", **SCORE),
     JOINT.number("jointly_needed_layers", "blocks left after replacing the cheapest by affine maps, one after another, "
         "while all replacements together add at most needed_threshold", "layer", **SCORE),
     SPANS.number("span_loss_added", "loss with blocks l - 1 and l replaced by one affine map, fitted from x_(l-2) on "

@@ -21,7 +21,10 @@ from sparsedepth.store.run_record import MODELS, is_complete, read_record
 from sparsedepth.train.runtime import find_device, measuring_device
 
 FIT_PER_DIMENSION = 16
-COLUMNS = "family, n_layers, needed_layers, val_loss, usefulness_loss_increase, causal_score, residual_variance_last"
+COLUMNS = (
+    "family, n_layers, needed_equal_rise, needed_layers, val_loss, usefulness_loss_increase, causal_score, "
+    "residual_variance_last"
+)
 
 
 def measure_models(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from sparsedepth.quantities.measured import EQUAL_RISE
 from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -147,8 +148,6 @@ QUESTIONS["trainings"] = SavedQuery(
     f" GROUP BY ALL HAVING count(DISTINCT cluster) = (SELECT count(DISTINCT cluster) {_POINTS}))"
     " ORDER BY tokens_trained, cluster",
 )
-EQUAL_RISE = 0.01
-"""nat/byte: .045 nat/token where a token has 4.5 bytes, about needed_threshold."""
 QUESTIONS["models"] = SavedQuery(
     asks="how much of its depth does each measured model use?",
     none="no model was measured (sparsedepth measure --models)",
@@ -157,19 +156,21 @@ QUESTIONS["models"] = SavedQuery(
         "residual_variance_last causal_score usefulness",
         "needed_layers_lo needed_layers_hi",
         "fit_per_dimension",
+        "needed_equal_rise_lo needed_equal_rise_hi",
         "family",
     ),
     explains="depth_used: needed_layers / n_layers, at a rise in nat/token. needed_equal_rise, which ranks: blocks "
-    f"whose replacement adds more than {EQUAL_RISE} nat/byte, alike for all tokenizers; NULL where bytes are unknown. "
-    "val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: tokens per dimension on which maps were fitted; "
-    "below 16 their own error counts. Weights below fp32 are ranked apart. Only models on one text compare, and of "
-    "unlike losses the better one needs more layers.",
+    f"whose replacement adds more than {EQUAL_RISE} nat/byte, alike for all tokenizers; NULL where bytes are unknown, "
+    "its interval also in old records. val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: tokens per "
+    "dimension on which maps were fitted; below 16 their own error counts. Weights below fp32 are ranked apart. Only "
+    "models on one text compare, and of unlike losses the better one needs more layers.",
     sql="SELECT row_number() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY needed_equal_rise / n_layers DESC"
     " NULLS LAST, depth_used DESC NULLS LAST, model) AS rank, * FROM (SELECT model, family, params_total, n_layers,"
-    " needed_layers, needed_layers_lo, needed_layers_hi, needed_layers / n_layers AS depth_used, needed_equal_rise,"
-    " val_loss, val_bits_per_byte * ln(2) AS loss_per_byte, usefulness, causal_score, residual_variance_last,"
+    " coalesce(needed_equal_rise, of_layers) AS needed_equal_rise, needed_equal_rise_lo, needed_equal_rise_hi,"
+    " needed_layers, needed_layers_lo, needed_layers_hi, needed_layers / n_layers AS depth_used, val_loss,"
+    " val_bits_per_byte * ln(2) AS loss_per_byte, usefulness, causal_score, residual_variance_last,"
     " fit_tokens / d_model AS fit_per_dimension, weights_dtype, text, packages FROM runs LEFT JOIN (SELECT run_id,"
-    f" count(*) FILTER (added > {EQUAL_RISE} * val_loss / val_bits_per_byte / ln(2) AND lo > 0) AS needed_equal_rise"
+    f" count(*) FILTER (added > {EQUAL_RISE} * val_loss / val_bits_per_byte / ln(2) AND lo > 0) AS of_layers"
     " FROM runs JOIN (SELECT run_id, max(value) FILTER (metric = 'affine_loss_added') AS added,"
     " max(value) FILTER (metric = 'affine_loss_added_lo') AS lo FROM layers GROUP BY run_id, step, layer)"
     " USING (run_id) WHERE needed_layers IS NOT NULL AND val_bits_per_byte IS NOT NULL GROUP BY run_id) USING (run_id)"

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparsedepth.quantities import BY_LAYER, BY_PAIR
+from sparsedepth.quantities import BY_LAYER, BY_PAIR, IN_RUNS
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
@@ -164,9 +164,13 @@ def by_setting_caption(points: "pd.DataFrame", finished: "pd.DataFrame", names_l
     return text + not_shown(finished["setting"].nunique() - points["setting"].nunique(), "further setting")
 
 
-def models_caption(n_models: int, n_texts: int) -> str:
+def models_caption(needed: str, n_models: int, n_without: int, n_texts: int) -> str:
     texts = f" Measured on {n_texts} texts, between which models do not compare." * (n_texts > 1)
-    return f"{counted(n_models, 'model')}, each with the interval over sequences. Hollow: weights below fp32.{texts}"
+    texts = f" Without {needed}: {n_without}.{texts}" if n_without else texts
+    return (
+        f"{counted(n_models, 'model')}. Height: {IN_RUNS[needed].formula}. Bars: the interval over sequences. "
+        f"Hollow: weights below fp32.{texts}"
+    )
 
 
 def by_layer_caption(points: "pd.DataFrame", is_search: bool) -> str:

@@ -4,6 +4,7 @@ Blocks replaced together: two that do the same are one that is needed; the greed
 """
 
 import math
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -43,8 +44,8 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import IN_RUNS
 
 
-def usefulness(probed, fit, scored, threshold, needed_threshold=0.05):
-    settings = {"usefulness_threshold": threshold, "needed_threshold": needed_threshold}
+def usefulness(probed, fit, scored, threshold, needed_threshold=0.05, **known):
+    settings = {"usefulness_threshold": threshold, "needed_threshold": needed_threshold, **known}
     return found_by(add_usefulness_rows, probed, scored, fit, **settings)
 
 
@@ -105,6 +106,18 @@ def test_the_interval_of_needed_layers_counts_by_the_threshold_in_nats():
     probed = HandMadeModel([lambda x: x * x, identity], EMBEDDING, HEAD)
     found = usefulness(probed, FIT, SCORED, 5.0, 0.05)
     assert found.summary["usefulness"] == 0.0 and ends(score(found, "needed_layers")) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("length", "needed", "expected"), [(1, 0.01, (3, 3, 4)), (5, 0.05, (3, 1, 3))])
+def test_needed_at_an_equal_rise_are_those_at_so_much_for_each_token_with_its_interval(length, needed, expected):
+    """Blocks add .111, .116, .004 and .070 nat/token; .01 nat/byte are .01 or .05 nat/token."""
+    blocks, inputs = [residual_mlp(4, seed) for seed in range(4)], integers(50, 8, 9, seed=3)
+    probed = HandMadeModel(blocks, normal(50, 4))
+    likely = probed.logits(reduce(lambda x, block: block(x), blocks, probed.embed(inputs))).argmax(-1)
+    known = (probed, integers(50, 10, 20), Scored(inputs, likely), 0.1)
+    found, in_tokens = usefulness(*known, bytes_per_token=length), usefulness(*known, needed)
+    assert ends(score(found, "needed_equal_rise")) == ends(score(in_tokens, "needed_layers")) == expected
+    assert "needed_equal_rise" not in in_tokens.summary, "bytes are unknown: NULL"
 
 
 def test_of_one_block_the_mean_over_blocks_has_that_blocks_interval():

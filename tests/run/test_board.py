@@ -96,7 +96,10 @@ def test_weights_below_fp32_are_ranked_apart(board, command, tmp_path):
     command("query", out, "--ask", "models", "-o", tmp_path / "board.json")
     assert len(json.loads((tmp_path / "board.json").read_text())) == 3
     points = sd.plot(out, figure="models", out=tmp_path / "models.png").drawings["models"].data
-    assert len(points) == 3 and "needed_layers_lo" in points
+    assert (
+        len(points) == 3
+        and points["needed_equal_rise"].between(points["needed_equal_rise_lo"], points["needed_equal_rise_hi"]).all()
+    )
     by_layer = sd.plot(out, figure="by_layer").drawings["by_layer"].data
     assert {*by_layer["setting"]} == {"gpt2", "llama", "olmoe"}
     sd.report(out, out=tmp_path / "page.html")

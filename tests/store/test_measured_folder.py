@@ -12,6 +12,7 @@ from support.made_up_runs import MANIFEST, make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
+from sparsedepth.plots.models import models
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import run_record
 from sparsedepth.store.best import best
@@ -66,9 +67,12 @@ def test_needed_layers_of_two_tokenizers_are_compared_at_an_equal_rise(tmp_path)
         save_measured(tmp_path / "models" / name, model, summary, MANIFEST, {"layers": layers, "pairs": []})
     with open_store(tmp_path) as store:
         found = answered(store, "models")
+        drawn = models(store).page()
+    assert "2 models. Height: number of blocks" in drawn.get_supxlabel() and "rise: 1." in drawn.get_supxlabel()
     rows = {row["model"]: row for row in found.result.records()}
     assert {name: row["needed_equal_rise"] for name, row in rows.items()} == {"short": 2, "long": 1, "tokens": None}
     assert [*rows] == ["short", "long", "tokens"], "ranked by it, unknown ones last"
+    assert {row["needed_equal_rise_lo"] for row in rows.values()} == {None}, "of old records"
     assert {row["needed_layers"] for row in rows.values()} == {3.0}
     assert "more than 0.01 nat/byte" in found.query.explains
 

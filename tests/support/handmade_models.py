@@ -118,11 +118,18 @@ def brackets(estimate: BootstrapEstimate) -> bool:
 
 
 def found_by(
-    add_rows: Callable[..., None], probed: Any, scored: Any, fit: Any = None, eod: int | None = None, **settings: Any
+    add_rows: Callable[..., None],
+    probed: Any,
+    scored: Any,
+    fit: Any = None,
+    eod: int | None = None,
+    bytes_per_token: float | None = None,
+    **settings: Any,
 ) -> Measurements:
     """The rows that a measure adds about these sequences, `Scored` or inputs alone."""
     inputs, config = getattr(scored, "inputs", scored), MeasureOnlyConfig.model_construct(**settings)
     sequences = {"scored": scored, "inputs": inputs, "n_tokens": 9, "fit": fit, "eod": eod}
+    sequences["bytes_per_token"] = bytes_per_token
     rows = Measurements(step=0)
     add_rows(SimpleNamespace(probed=probed, config=config, rng=rng, **sequences), rows)
     return rows
