@@ -37,9 +37,7 @@ RUNS_LAYERS: tuple[Table, ...] = ("runs", "layers")
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
-
-EQUAL_RISE = 0.01
-"""nat/byte: .045 nat/token where a token has 4.5 bytes, about needed_threshold."""
+EQUAL_RISE = 0.01  # nat/byte: .045 nat/token where a token has 4.5 bytes, about needed_threshold
 SAMPLED_FROM = 16
 """Layers from which not all pairs are swapped by default: their number grows with the square."""
 
@@ -134,8 +132,7 @@ _RECORDS: tuple[Quantity, ...] = (
     LOSS.number("val_accuracy", "share of the positions behind val_loss whose most likely token is the target", "share",
         label="validation accuracy", **SCORE),
     LOSS.number("solved_difficulty", "highest difficulty of a task with accuracy >= 0.9 at it and at every lower one; "
-        "one below the lowest if that is not solved; NULL for text", "operations or hops", bounds=(-1.0, inf),
-        **SCORE),
+        "one below the lowest if that is not solved; NULL for text", "operations or hops", bounds=(-1.0, inf), **SCORE),
     LOSS.number("step", "optimiser steps done when it was measured", "step", tables=DIFFICULTY, type="BIGINT"),
     LOSS.number("difficulty", "operations so far (state tracking), hops, or operations of the expression",
         "operations or hops", tables=DIFFICULTY, type="BIGINT"),
@@ -344,8 +341,7 @@ _RECORDS: tuple[Quantity, ...] = (
         source="Litwin-Kumar et al. 2017; 1906.00443"),
     PARTICIPATION.number("effective_rank", "exp of the entropy of the shares that the eigenvalues of C have of its "
         "trace, C = covariance over tokens of the entries of x_l", tables=RUNS_LAYERS, bounds=(1.0, inf)),
-    PARTICIPATION.number("update_rank", "effective_rank of the blocks' updates u_l", tables=RUNS_LAYERS,
-        bounds=(1.0, inf)),
+    PARTICIPATION.number("update_rank", "effective_rank of the blocks' updates u_l", tables=RUNS_LAYERS, bounds=(1.0, inf)),
     ACTIVATIONS.number("activation_zeros", "share of the hidden units h of the dense feed-forward part that are "
         "exactly 0", "share", tables=RUNS_LAYERS, source="2210.06313"),
     ACTIVATIONS.number("activation_sparsity", "share of hidden units with |h| < 0.1 x rms of their layer, zeros "
