@@ -1,7 +1,7 @@
 """A ladder: loss against compute with the law of the baseline, and below it what each setting is worth.
 
 Upper panel: the runs, and the baseline's law with its 95% band. Lower panel: the multiplier of each setting, the same
-at all budgets unless a drift is shown (`scaling.ladder`), as in the text; pale, with a drift that is not; 1 is the
+at all budgets unless a drift is shown (`scaling.multiplier`), as in the text; pale, with a drift that is not; 1 is the
 baseline."""
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from sparsedepth.plots.page import Drawing, NothingToDraw, check_path, write
 from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import GREY, Style, setting_styles
 from sparsedepth.quantities.quantity import Named
-from sparsedepth.scaling.ladder import LadderLaw, laws_of
+from sparsedepth.scaling.multiplier import MultiplierLaw, laws_of
 from sparsedepth.scaling.points import BASELINE
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store
@@ -35,13 +35,13 @@ def ladder(store: Store) -> Drawing:
         raise NothingToDraw(str(error)) from None
 
 
-def draw_ladder(laws: Mapping[str, LadderLaw], baseline: str, path: Path) -> None:
+def draw_ladder(laws: Mapping[str, MultiplierLaw], baseline: str, path: Path) -> None:
     """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it. Raises ValueError for another suffix."""
     check_path(path)
     write(ladder_drawing(laws, baseline), path)
 
 
-def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
+def ladder_drawing(laws: Mapping[str, MultiplierLaw], baseline: str) -> Drawing:
     """Its points: panel ('loss' or 'multiplier'), setting, x (train_flops), mean, lo, hi, with_drift, n_seeds."""
     worth = {name: law.worth.estimate if law.worth else -np.inf for name, law in laws.items()}
     shown = sorted(laws, key=worth.__getitem__, reverse=True)[:MOST]
@@ -64,20 +64,20 @@ def ladder_drawing(laws: Mapping[str, LadderLaw], baseline: str) -> Drawing:
     return lines_drawing(points, kinds[: 2 - worths.empty], notes, columns=1, size=(4.6, 2.9))
 
 
-def _points(first: LadderLaw, baseline: str, laws: Mapping[str, LadderLaw]) -> pd.DataFrame:
+def _points(first: MultiplierLaw, baseline: str, laws: Mapping[str, MultiplierLaw]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for name, law, is_setting in [(baseline, first, False), *((name, law, True) for name, law in laws.items())]:
         own_N = law.ladder.is_setting_N == is_setting
         for C, log_loss in zip(law.ladder.C_N[own_N], law.ladder.mean_N[own_N], strict=True):
             rows.append(("loss", name, C, float(np.exp(log_loss)), *[np.nan] * 3))
             with_drift = law.worth_at(float(C)) if is_setting else None
-            if with_drift and (found := with_drift if law.has_drift else law.worth):
+            if with_drift and (found := law.found_at(float(C))):
                 values = np.exp((found.estimate, *found.interval, with_drift.estimate))
                 rows.append(("multiplier", name, C, *values.tolist()))
     return pd.DataFrame(rows, columns=["panel", "setting", "x", "mean", "lo", "hi", "with_drift"]).assign(n_seeds=1)
 
 
-def _draw_band(law: LadderLaw, axis: Any, rows: pd.DataFrame) -> None:
+def _draw_band(law: MultiplierLaw, axis: Any, rows: pd.DataFrame) -> None:
     C_N = law.ladder.C_N[~law.ladder.is_setting_N]
     C_G = np.geomspace(C_N.min(), C_N.max(), 60)
     middle_G, half_G = law.baseline_at(C_G)

@@ -26,7 +26,7 @@ from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
 from sparsedepth.recipe.judge_table import TableRuns, check_variant, read_runs
 from sparsedepth.recipe.variants import variant_effects
-from sparsedepth.scaling.multiplier import MIN_BUDGETS
+from sparsedepth.scaling.ladder import MIN_BUDGETS
 from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value

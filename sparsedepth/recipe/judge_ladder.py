@@ -1,4 +1,4 @@
-"""The verdict on each variant of a ladder: one run at each of several budgets (`scaling.ladder`).
+"""The verdict on each variant of a ladder: one run at each of several budgets (`scaling.multiplier`).
 
 What decides is ln m, the compute that a variant is worth: at every budget, or at the largest where it drifts. The
 variants are one family (Dunnett, as each has the baseline's part of the noise); with three or more of them the noise of
@@ -15,7 +15,7 @@ from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.verdict import Distribution, adjusted, level_of
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Named
-from sparsedepth.scaling.ladder import BEYOND, SHARED, LadderLaw, laws_of
+from sparsedepth.scaling.multiplier import BEYOND, SHARED, MultiplierLaw, laws_of
 from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time, ladders_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
@@ -33,7 +33,7 @@ COLUMNS = (
 class JudgedLadder:
     table: QueryResult
     """A row for each variant, that worth most first."""
-    laws: Mapping[str, LadderLaw]
+    laws: Mapping[str, MultiplierLaw]
 
 
 def judge_ladder(
@@ -75,7 +75,7 @@ def judge_ladders(rows: pd.DataFrame) -> QueryResult:
     return QueryResult(columns=("n_layers", *COLUMNS), rows=tuple(judged))
 
 
-def _row(law: LadderLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> Named:
+def _row(law: MultiplierLaw, found: Distribution, p: float, level: float, log_speed_B: np.ndarray) -> Named:
     """The fields of a variant: its worth at all budgets, at both ends and beyond, and in time."""
     lo, hi, above = found.quantiles([ALPHA / 2, 1 - ALPHA / 2, POWER])
     detectable = law.least_shown(level) + above - found.estimate

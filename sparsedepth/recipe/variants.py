@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsedepth.effects.verdict import Distribution
-from sparsedepth.scaling.ladder import prior_of
+from sparsedepth.scaling.multiplier import prior_of
 
 MAX_SIZE = 5_000_000
 """Cells times cells, or seeds."""

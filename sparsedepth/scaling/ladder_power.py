@@ -1,7 +1,7 @@
 """Power of a ladder before running: the smallest multiplier that one run at each planned budget would show.
 
 Made-up losses, ln L = a pilot's law + noise, in which no setting is worth anything, go through the law that judges them
-(`scaling.ladder`). Over draws b, c of the noise, each with its estimate e and the gain that it would have shown,
+(`scaling.multiplier`). Over draws b, c of the noise, each with its estimate e and the gain that it would have shown,
 
     ln detectable = the quantile POWER of least_shown_b - e_c, and of least_shown_b + e_c
 
@@ -24,8 +24,8 @@ from sparsedepth.effects.power import PilotNoise, Power
 from sparsedepth.effects.verdict import level_of
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.scaling.aspect import N_PARAMETERS
-from sparsedepth.scaling.ladder import SHARED, laws_of
-from sparsedepth.scaling.multiplier import MIN_BUDGETS
+from sparsedepth.scaling.ladder import MIN_BUDGETS
+from sparsedepth.scaling.multiplier import SHARED, laws_of
 from sparsedepth.scaling.shapes import shapes_answer
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store

@@ -1,217 +1,63 @@
-"""One law of loss against compute for a baseline and a setting, at all budgets of both.
+"""What a setting is worth in compute: one law of loss against compute for a baseline and a setting, at all budgets.
 
-    ln L = ln(L_inf + exp(a - alpha (x + ln m + d x))),   x = ln C less its mean;   ln m = d = 0 at the baseline
+    ln L = law(x + ln m + d x),   x = ln C less its mean;   ln m = d = 0 at the baseline
 
-m is what the setting is worth in compute: the baseline needs m times its compute for the same loss. With d = 0 it is
-the same at all budgets; d is its drift. Fitted to means over seeds by least squares with L_inf >= 0: those of the
-baseline, and at its budgets the setting's differences from it, as what a budget does to both is no gain. Seeds are the
-unit (branches of a trunk share its seed), with Student's distribution; the choice of lr adds the larger of |sum weight
-sd| and sqrt(sum (weight sd)^2) of each side: budgets that it moves alike, or apart. Two tests: of d, and of the law, by
-the parts of the means that no parameter moves (Bonferroni). Where the law is rejected, each budget has the slope
-between it and the next instead.
+m: the baseline needs m times its compute for the setting's loss; d: its drift, 0 unless it is shown. Fitted to the rows
+of `scaling.ladder`, as what a budget does to both sides is no gain. Each number has Student's distribution, with the
+covariance of the rows:
 
-Shapes: S seeds, N cells (side, budget), P parameters (L_inf, a, alpha, ln m, d), B budgets of the setting, M parts."""
+- by seeds: that of the means over seeds (branches of a trunk share its seed), and the choice of lr: on each side the
+  larger of |sum weight sd| and sqrt(sum (weight sd)^2), as budgets may be moved alike or apart. The law is tested by
+  what no parameter moves (Bonferroni); where it is rejected, each budget has the slope to the next one instead;
+- of a ladder, one run at each budget: what the law leaves of the differences. For a drift each row has at least the
+  variance of its own residual, r^2 / (1 - leverage) (HC2: MacKinnon and White 1985). Which form the law has is not
+  known: a mixture of L_inf + exp(a - alpha x), exp(a - alpha x), exp(a - alpha x + q x^2), weighted by exp(-BIC / 2) of
+  the baseline's runs. The noise of several settings is drawn to a prior (limma: Smyth 2004, section 6.2). A difference
+  is shown where (ln m, d) differs from 0, by F, and its worth does: at all budgets, or the largest where it drifts.
+
+Shapes: N cells (side, budget), P parameters (shape 3, ln m, d), G forms, M parts of the rows that none moves."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import brentq
+from scipy.special import digamma, fdtrc, polygamma
 
+from sparsedepth.effects.verdict import Distribution
 from sparsedepth.quantities.levels import ALPHA
-from sparsedepth.scaling.points import blocks_of
-from sparsedepth.store.search import MATCHED
-from sparsedepth.store.small_sample import Z, t_critical, two_sided_p
+from sparsedepth.scaling.ladder import Ladder, ladder_of
+from sparsedepth.scaling.nonlinear import Solved, power_law, solve
+from sparsedepth.store.small_sample import Z, t_critical
 
-STARTS = (0.0, 0.3, 0.6, 0.85)
+STARTS = (0.3, 0.6, 0.85)
 """Of L_inf, as shares of the lowest loss."""
-MIN_BUDGETS = 3
-"""Of the baseline."""
-EXACT = 1e-9
-"""Means of ln L that are nearer to the law than this are on it."""
-
-
-Cell = tuple[bool, float]
-"""Whether it is the setting's, and its budget [FLOPs]."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ladder:
-    """The losses of a baseline and of a setting at their budgets, of the seeds that all of these have."""
-
-    C_N: np.ndarray
-    """Budgets [FLOPs]."""
-    is_setting_N: np.ndarray
-    log_loss_SN: np.ndarray
-    lr_sd_N: np.ndarray
-    """Of ln L, by the choice of lr; of a cell with a `base`, of its difference from that."""
-    base_N: np.ndarray
-    """The baseline's cell at the same budget; the cell itself without."""
-
-    @property
-    def n_seeds(self) -> int:
-        return len(self.log_loss_SN)
-
-    @property
-    def mean_N(self) -> np.ndarray:
-        return self.log_loss_SN.mean(axis=0)
-
-    @cached_property
-    def difference_NN(self) -> np.ndarray:
-        """From ln L of the cells to what the law is fitted to."""
-        own_NN = np.eye(len(self.base_N))
-        return own_NN - own_NN[self.base_N] * (self.base_N != np.arange(len(own_NN)))[:, None]
-
-    @cached_property
-    def middle(self) -> float:
-        """ln C, on average over the baseline's budgets."""
-        return float(np.log(self.C_N[~self.is_setting_N]).mean())
-
-    @property
-    def x_N(self) -> np.ndarray:
-        """ln C, from the middle."""
-        return np.log(self.C_N) - self.middle
-
-
-class Worth(NamedTuple):
-    """What a setting is worth at one of its budgets, as ln m."""
-
-    log_m: float
-    half: float | None
-    """Half the width of its 95% interval; None for one seed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LawOfBoth:
-    worth_B: Sequence[Worth]
-    has_drift: bool = False
-    is_rejected: bool = False
-    """By slopes."""
-    p_drift: float | None = None
-    """None where the setting has one budget, or there is one seed."""
-    p_misfit: float | None = None
-    """Of the law; None where it has a parameter for every mean, or there is one seed."""
-    L_inf: float | None = None
-    alpha: float | None = None
-
-
-def law_of_both(ladder: Ladder) -> LawOfBoth:
-    """The shared multiplier; with drift where that is shown; by slopes where the law is rejected."""
-    setting_N = ladder.is_setting_N
-    steady = _fit(ladder, drift=False)
-    drifting = _fit(ladder, drift=True) if setting_N.sum() > 1 else steady
-    p_misfit = _misfit(ladder, drifting)
-    if p_misfit is not None and p_misfit < ALPHA:
-        worth_B = [_by_slope(ladder, n) for n in np.flatnonzero(setting_N)]
-        return LawOfBoth(worth_B=worth_B, is_rejected=True, p_misfit=p_misfit)
-    p_drift = None if drifting is steady else _p(ladder, float(drifting.theta_P[4]), drifting.weight_PN[4])
-    has_drift = p_drift is not None and p_drift < ALPHA
-    found = drifting if has_drift else steady
-    weight_BP = np.zeros((setting_N.sum(), len(found.theta_P)))
-    weight_BP[:, 3] = 1.0
-    if has_drift:
-        weight_BP[:, 4] = ladder.x_N[setting_N]
-    return LawOfBoth(
-        worth_B=[
-            Worth(log_m, _half_width(ladder, weight_N))
-            for log_m, weight_N in zip((weight_BP @ found.theta_P).tolist(), weight_BP @ found.weight_PN, strict=True)
-        ],
-        has_drift=has_drift, p_drift=p_drift, p_misfit=p_misfit, L_inf=float(found.theta_P[0]),
-        alpha=float(found.theta_P[2]),
-    )  # fmt: skip
-
+BEYOND = 4.0
+"""Times the largest budget, at which a worth is extrapolated."""
+SHARED = 0.5
+"""The baseline's share of the variance of a difference."""
+MIN_POOLED = 3
+"""Settings whose noise is drawn to a prior."""
+UNBOUNDED = 1e6
+"""d0 of variances that do not differ."""
+LEAST_SPARE = 0.05
+"""Of a row: 1 less its leverage."""
+ROUNDING = 1e-7
+"""Of ln L: losses are written with about this relative precision at best, and noise is not less."""
+WORTH = np.array([0.0, 0.0, 0.0, 1.0])
 
 Shape = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """ln L from three parameters and effective x, its derivative by x, and by the three, (N, 3)."""
 
 
-class FittedLaw(NamedTuple):
-    law: Shape
-    theta_P: np.ndarray
-    fitted_N: np.ndarray
-    jacobian_NP: np.ndarray
-    residual_N: np.ndarray
-    """Of what the law is fitted to."""
-    cost: float
-    difference_NN: np.ndarray
-    free_P: np.ndarray
-    """Whether a parameter is not at its bound."""
-
-    @property
-    def by_row_PN(self) -> np.ndarray:
-        """What each row that is fitted adds to each parameter, to first order."""
-        by_row_PN = np.zeros(self.jacobian_NP.T.shape)
-        by_row_PN[self.free_P] = np.linalg.pinv(self.jacobian_NP[:, self.free_P])
-        return by_row_PN
-
-    @property
-    def weight_PN(self) -> np.ndarray:
-        """What each mean adds to each parameter, to first order."""
-        return self.by_row_PN @ self.difference_NN
-
-    def is_within(self, lowest: float) -> bool:
-        """Whether the first parameter, L_inf, is not negative and below the lowest loss."""
-        return self.law is parabola or 0 <= self.theta_P[0] < lowest
-
-
-def _fit(ladder: Ladder, *, drift: bool) -> FittedLaw:
-    """From several values of L_inf; the first of them keeps it at 0."""
-    n = 4 + drift
-    found = [solve(ladder, start_of(ladder, share, n), np.arange(n) >= (share == 0), offset_law) for share in STARTS]
-    lowest = float(np.exp(ladder.mean_N.min()))
-    return min((each for each in found if each.is_within(lowest)), key=lambda each: each.cost)
-
-
-def start_of(ladder: Ladder, share: float, n: int) -> np.ndarray:
-    """n parameters, with L_inf at this share of the lowest loss, and a setting that is worth nothing."""
-    y_N, baseline_N = ladder.mean_N, ~ladder.is_setting_N
-    L_inf = share * float(np.exp(y_N.min()))
-    slope, level = np.polyfit(ladder.x_N[baseline_N], np.log(np.exp(y_N[baseline_N]) - L_inf), 1)
-    return np.array([L_inf, level, max(-slope, 0.01), *[0.0] * (n - 3)])
-
-
-def solve(ladder: Ladder, start_P: np.ndarray, free_P: np.ndarray, law: Shape) -> FittedLaw:
-    """Least squares from a start, in the parameters that are free."""
-    x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.difference_NN @ ladder.mean_N
-
-    def full(free: np.ndarray) -> np.ndarray:
-        theta_P = start_P.copy()
-        theta_P[free_P] = free
-        return theta_P
-
-    def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the law is fitted to, and its derivatives, (N, P)."""
-        log_m, *d = theta_P[3:]
-        log_loss_N, by_x_N, by_shape_NX = law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
-        by_m_N = by_x_N * setting_N
-        moves = np.stack([by_m_N, *(by_m_N * x_N for _ in d)], axis=1)
-        jacobian_NP = np.concatenate([by_shape_NX, moves], axis=1)
-        return ladder.difference_NN @ log_loss_N, ladder.difference_NN @ jacobian_NP
-
-    solved = least_squares(
-        lambda free: at(full(free))[0] - y_N,
-        start_P[free_P],
-        jac=lambda free: at(full(free))[1][:, free_P],
-        **{"method": "lm", "xtol": 1e-12, "ftol": 1e-14, "gtol": 1e-14, "max_nfev": 300},
-    )
-    end_P = full(solved.x)
-    fitted_N, jacobian_NP = at(end_P)
-    return FittedLaw(
-        law=law, theta_P=end_P, fitted_N=fitted_N, jacobian_NP=jacobian_NP, residual_N=y_N - fitted_N,
-        cost=float(solved.cost), difference_NN=ladder.difference_NN, free_P=free_P,
-    )  # fmt: skip
-
-
 def offset_law(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ln (L_inf + exp(a - alpha x)), from (L_inf, a, alpha)."""
-    L_inf, a, alpha = shape_X
-    part_N = np.exp(np.clip(a - alpha * x_N, -60, 60))
-    loss_N = np.maximum(L_inf + part_N, 1e-12)
-    by_shape_NX = np.stack([np.ones_like(x_N), part_N, -part_N * x_N], axis=1) / loss_N[:, None]
-    return np.log(loss_N), -alpha * part_N / loss_N, by_shape_NX
+    loss_N, by_NX = power_law(shape_X, x_N[None])
+    loss_N = np.maximum(loss_N, 1e-12)
+    return np.log(loss_N), -shape_X[2] * by_NX[:, 1] / loss_N, by_NX / loss_N[:, None]
 
 
 def parabola(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -220,101 +66,301 @@ def parabola(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return a - alpha * x_N + q * x_N**2, 2 * q * x_N - alpha, np.stack([x_N**2, np.ones_like(x_N), -x_N], axis=1)
 
 
-def _p(ladder: Ladder, estimate: float, weight_N: np.ndarray) -> float | None:
-    """Student's test that a combination of the means is 0; None for one seed."""
-    if ladder.n_seeds < 2:
-        return None
-    error = math.hypot(*_errors(ladder, weight_N))
-    if error <= EXACT:
-        return 1.0 if abs(estimate) <= 1e3 * EXACT else 0.0
-    return two_sided_p(abs(estimate) / error, ladder.n_seeds - 1)
+class Prior(NamedTuple):
+    """What the noise of other settings says of one's own."""
+
+    df: float
+    variance: float
+    most: float
+    """Degrees of freedom of all together."""
 
 
-def _misfit(ladder: Ladder, found: FittedLaw) -> float | None:
-    """The least p of the parts that no parameter moves, times their number; None without such a part, or for one
-    seed."""
-    left_NN = np.linalg.svd(found.jacobian_NP[:, found.free_P], full_matrices=True)[0]
-    rest_MN = left_NN[:, found.free_P.sum() :].T
-    off_M = rest_MN @ (ladder.difference_NN @ ladder.mean_N - found.fitted_N)
-    tests = zip(off_M.tolist(), rest_MN @ ladder.difference_NN, strict=True)
-    p_M = [p for off, weight_N in tests if (p := _p(ladder, off, weight_N)) is not None]
-    return min(1.0, min(p_M) * len(p_M)) if p_M else None
+class FormFit(NamedTuple):
+    """A form of the law, with the multiplier shared and with drift."""
+
+    law: Shape
+    steady: Solved
+    drifting: Solved
 
 
-def _errors(ladder: Ladder, weight_N: np.ndarray) -> tuple[float, float]:
-    """The standard error of a combination of the means, by seeds and by the choice of lr."""
-    seeds = float((ladder.log_loss_SN @ weight_N).std(ddof=1)) / math.sqrt(ladder.n_seeds)
-    own_N = weight_N.copy()  # a difference takes the baseline's part along
-    has_base_N = ladder.base_N != np.arange(len(own_N))
-    np.add.at(own_N, ladder.base_N[has_base_N], weight_N[has_base_N])
-    moved_N = own_N * ladder.lr_sd_N
-    sides = [moved_N[ladder.is_setting_N], moved_N[~ladder.is_setting_N]]
-    return seeds, math.hypot(*(max(abs(side.sum()), np.linalg.norm(side)) for side in sides))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MultiplierLaw:
+    ladder: Ladder
+    by_seeds: bool
+    """Else of a ladder: independent runs, one at each budget."""
+    fits: Sequence[FormFit]
+    prior: Prior | None = None
 
+    @cached_property
+    def weight_G(self) -> np.ndarray:
+        """Of the forms, by the runs of the baseline."""
+        baseline_N = ~self.ladder.is_setting_N
+        n = int(baseline_N.sum())
+        square_G = np.array([(fit.steady.residual_N[baseline_N] ** 2).sum() for fit in self.fits])
+        n_free_G = np.array([fit.steady.free_P[:3].sum() for fit in self.fits])
+        spare_G = n - n_free_G
+        known = spare_G > 0
+        of_baseline = (square_G[known] / spare_G[known]).min() if known.any() else 0.0
+        variance = max(of_baseline, min(self._noise(fit.steady)[0] for fit in self.fits) / 2)
+        log_G = -(square_G / variance + n_free_G * np.log(n)) / 2
+        weight_G = np.exp(log_G - log_G.max())
+        return weight_G / weight_G.sum()
 
-def _half_width(ladder: Ladder, weight_N: np.ndarray) -> float | None:
-    """Of the 95% interval; None for one seed."""
-    if ladder.n_seeds < 2:
-        return None
-    seeds, lr = _errors(ladder, weight_N)
-    return math.hypot(t_critical(ladder.n_seeds - 1) * seeds, Z * lr)
+    @property
+    def log_m(self) -> float:
+        """The same at every budget; `worth` without its interval."""
+        return float(self.weight_G @ [fit.steady.theta_P[3] for fit in self.fits])
 
+    @cached_property
+    def worth(self) -> Distribution | None:
+        """ln m, the same at every budget; None where nothing is left to judge by."""
+        return self._of([fit.steady for fit in self.fits], WORTH)
 
-def _by_slope(ladder: Ladder, setting: int) -> Worth:
-    """The gain over the baseline at the nearest budget, by the slope from there to the next budget, or the one
-    before."""
-    x_N, y_N = ladder.x_N, ladder.mean_N
-    baseline = np.flatnonzero(~ladder.is_setting_N)
-    baseline = baseline[np.argsort(x_N[baseline])]
-    place = int(np.abs(x_N[baseline] - x_N[setting]).argmin())
-    at = baseline[place]
-    is_gain = y_N[setting] < y_N[at]
-    other = place + 1 if (is_gain and place + 1 < len(baseline)) or place == 0 else place - 1
-    far = baseline[other]
-    slope = (y_N[far] - y_N[at]) / (x_N[far] - x_N[at])
-    gain = (y_N[setting] - y_N[at]) / slope
-    weight_N = np.zeros(len(x_N))
-    weight_N[setting] += 1 / slope
-    weight_N[at] -= 1 / slope
-    weight_N[[far, at]] -= np.array([1, -1]) * gain / slope / (x_N[far] - x_N[at])
-    return Worth(float(x_N[at] - x_N[setting] + gain), _half_width(ladder, weight_N))
+    @cached_property
+    def drift(self) -> Distribution | None:
+        """d, per e-fold of compute."""
+        return self._of([fit.drifting for fit in self.fits], np.eye(5)[4])
 
+    def worth_at(self, C: float) -> Distribution | None:
+        """ln m + d x at a budget [FLOPs], with its drift whether it is shown or not."""
+        return self._of([fit.drifting for fit in self.fits], np.array([*WORTH, np.log(C) - self.ladder.middle]))
 
-def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[Cell, float]) -> Ladder | None:
-    """From (is the setting, FLOPs) -> seed -> loss, and -> the variance by the choice of lr. Of seeds that have all
-    cells: most cells, for at most a third of the seeds. Where no two seeds are in three budgets of the baseline and one
-    of the setting, every cell is one run, its mean over seeds; None for fewer cells."""
-    blocks = [block for block in blocks_of(losses) if _is_enough([is_setting for is_setting, _ in block[1]])]
-    most = max((len(seeds) for seeds, _ in blocks), default=0)
-    n_seeds = [len(of) for of in losses.values() if of]
-    if n_seeds and np.median(n_seeds) > 1:
-        if not most:
+    @cached_property
+    def has_drift(self) -> bool:
+        return self.drift is not None and self.drift.p < ALPHA
+
+    @cached_property
+    def p_misfit(self) -> float | None:
+        """Of the law, by seeds: the least p of the parts that no parameter moves, times their number; None without
+        such a part, or seeds."""
+        fit = self.fits[0].drifting
+        n_free = int(fit.free_P.sum())
+        rest_MN = np.linalg.svd(fit.jacobian_NP[:, fit.free_P], full_matrices=True)[0][:, n_free:].T
+        parts = [self._by_rows([fit], [row_N], [row_N @ fit.residual_N]) for row_N in rest_MN] if self.by_seeds else []
+        p_M = [part.p for part in parts if part is not None]
+        return min(1.0, min(p_M) * len(p_M)) if p_M else None
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.p_misfit is not None and self.p_misfit < ALPHA
+
+    def found_at(self, C: float) -> Distribution | None:
+        """What the setting is said to be worth at a budget of its own: the same at all, unless a drift is shown, or
+        the law is rejected."""
+        if self.is_rejected:
+            setting_N = self.ladder.is_setting_N
+            return self._by_slope(int(np.flatnonzero(setting_N)[self.ladder.C_N[setting_N] == C][0]))
+        return self.worth_at(C) if self.has_drift else self.worth
+
+    @cached_property
+    def _pair_G(self) -> list[tuple[np.ndarray, np.ndarray, float]]:
+        """Of each form (ln m, d), the inverse of its covariance, and degrees of freedom; none with too few budgets."""
+        fits = [] if self.drift is None else [fit.drifting for fit in self.fits]
+        return [(fit.theta_P[3:], np.linalg.inv(self._covariance(fit)[3:, 3:]), self._noise(fit)[1]) for fit in fits]
+
+    def p(self, by: float = 0.0) -> float:
+        """Of no difference: of (ln m, d) = 0, by F, and of what it is judged by; `by`: with ln m larger by this."""
+        found = self.judged_by
+        if found is None:
+            return 1.0
+        moved = [(theta_X + np.array([by, 0.0]), inverse_XX, df) for theta_X, inverse_XX, df in self._pair_G]
+        p_G = [fdtrc(2, df, theta_X @ inverse_XX @ theta_X / 2) for theta_X, inverse_XX, df in moved]
+        return max(replace(found, mean_G=found.mean_G + by).p, float(self.weight_G @ p_G) if p_G else 0.0)
+
+    @property
+    def judged_by(self) -> Distribution | None:
+        """What a verdict is on: the worth at every budget, or at the largest where it drifts."""
+        largest = float(self.ladder.C_N[self.ladder.is_setting_N].max())
+        return self.worth_at(largest) if self.has_drift else self.worth
+
+    def least_shown(self, level: float) -> float:
+        """The ln m from which these runs would show a gain: where p is `level`, with their drift and noise."""
+        assert self.judged_by is not None
+        middle, high = self.judged_by.estimate, self.judged_by.sd
+        while self.p(high - middle) > level:
+            high *= 2
+        return brentq(lambda log_m: self.p(log_m - middle) - level, 0.0, high, rtol=1e-3)
+
+    def difference(self, log_m: float, C: float) -> float:
+        """Of losses [nat/token] at a budget, for a worth there."""
+        x_N = np.array([0.0, log_m]) + np.log(C) - self.ladder.middle
+        before, after = self.weight_G @ np.exp([fit.law(fit.steady.theta_P[:3], x_N)[0] for fit in self.fits])
+        return float(after - before)
+
+    def baseline_at(self, C_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The baseline's loss by the law, and the half-width of its 95% band in ln L."""
+        x_N, band = np.log(C_N) - self.ladder.middle, []
+        parts = [fit.law(fit.steady.theta_P[:3], x_N) for fit in self.fits]
+        covariances = [self._covariance(fit.steady)[:3, :3] for fit in self.fits]
+        df_G = np.full(len(parts), max(1.0, self._noise(self.fits[0].steady)[1]))
+        for n in range(len(x_N)):
+            sd_G = [
+                max(float(np.sqrt(by_NX[n] @ of_XX @ by_NX[n])), ROUNDING)
+                for (_, _, by_NX), of_XX in zip(parts, covariances, strict=True)
+            ]
+            at = Distribution(np.array([part[0][n] for part in parts]), np.array(sd_G), df_G, self.weight_G, 1.0)
+            band.append((np.exp(at.estimate), np.ptp(at.interval) / 2))
+        middle_N, half_N = np.array(band).T
+        return middle_N, half_N
+
+    @property
+    def left(self) -> tuple[float, float]:
+        """The variance of ln L that the likeliest form leaves of the differences, with a drift where there is room for
+        one, and its degrees of freedom: what a `Prior` is made from."""
+        fit = self.fits[int(self.weight_G.argmax())]
+        drifting = self._noise(fit.drifting)
+        return drifting if drifting[1] >= 1 else self._noise(fit.steady)
+
+    def _noise(self, fit: Solved) -> tuple[float, float]:
+        """The variance of a setting's row about the law, and the degrees of freedom of the noise: 0 where nothing is
+        left, or there is one seed."""
+        setting_N = self.ladder.is_setting_N
+        df = float(self.ladder.n_seeds - 1 if self.by_seeds else setting_N.sum() - (len(fit.theta_P) - 3))
+        square = float((fit.residual_N[setting_N] ** 2).sum())
+        if self.prior is None:
+            return max(square / max(df, 1.0), ROUNDING**2), df
+        total = self.prior.df + df
+        return (self.prior.df * self.prior.variance + square) / total, min(total, self.prior.most)
+
+    def _of_rows(self, fit: Solved) -> np.ndarray:
+        """The covariance of the rows, (N, N)."""
+        if self.by_seeds:
+            return np.atleast_2d(np.cov(self.ladder.rows(self.ladder.log_loss_SN).T)) / self.ladder.n_seeds
+        baseline_N = ~self.ladder.is_setting_N
+        variance, _ = self._noise(fit)
+        spare = baseline_N.sum() - fit.free_P[:3].sum()
+        of_baseline = float((fit.residual_N[baseline_N] ** 2).sum()) / max(spare, 1)
+        variance_N = np.where(baseline_N, max(of_baseline, variance / 2), variance)
+        if len(fit.theta_P) > 4:  # a drift hangs on the ends, where a law fits worst: none is less noisy than it looks
+            leverage_N = (fit.jacobian_NP * fit.by_row_PN.T).sum(axis=1)
+            variance_N = np.maximum(variance_N, fit.residual_N**2 / np.maximum(1 - leverage_N, LEAST_SPARE))
+        return np.diag(variance_N)
+
+    def _covariance(self, fit: Solved) -> np.ndarray:
+        """Of the parameters, (P, P)."""
+        return fit.by_row_PN @ self._of_rows(fit) @ fit.by_row_PN.T
+
+    def _of(self, fits: Sequence[Solved], combination_P: np.ndarray) -> Distribution | None:
+        """Of a combination of the parameters; None where the law lacks one of them."""
+        if len(combination_P) != len(fits[0].theta_P):
             return None
-        enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
-        seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
-        loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
-    else:
-        cells = sorted(cell for cell, of in losses.items() if of)
-        if not _is_enough([is_setting for is_setting, _ in cells]):
+        rows = [combination_P @ fit.by_row_PN for fit in fits]
+        return self._by_rows(fits, rows, [float(combination_P @ fit.theta_P) for fit in fits])
+
+    def _by_rows(
+        self, fits: Sequence[Solved], row_GN: Sequence[np.ndarray], mean_G: Sequence[float]
+    ) -> Distribution | None:
+        """Of numbers that are these combinations of the rows, to first order; None without noise to judge by."""
+        df_G = np.array([self._noise(fit)[1] for fit in fits])
+        if df_G.min() < 1:
             return None
-        loss_SN = np.array([[np.mean([*losses[cell].values()]) for cell in cells]])
-    is_setting_N, C_N = (np.array(column) for column in zip(*cells, strict=True))
-    if (loss_SN <= 0).any():
-        raise ValueError(f"a loss of {loss_SN.min():g}: its law is of ln loss, and so of losses above 0")
-    return Ladder(
-        C_N=C_N, is_setting_N=is_setting_N.astype(bool), log_loss_SN=np.log(loss_SN),
-        lr_sd_N=np.sqrt([lr_variance.get(cell, 0.0) for cell in cells]) / loss_SN.mean(axis=0),
-        base_N=np.array([_base(cells, number) for number in range(len(cells))]),
-    )  # fmt: skip
+        sd_G = np.sqrt([row_N @ self._of_rows(fit) @ row_N for row_N, fit in zip(row_GN, fits, strict=True)])
+        if self.by_seeds:
+            moved_N = row_GN[0] * self.ladder.lr_sd_N
+            sides = moved_N[self.ladder.is_setting_N], moved_N[~self.ladder.is_setting_N]
+            by_lr = math.hypot(*(max(abs(side.sum()), np.linalg.norm(side)) for side in sides))
+            sd_G = np.hypot(np.maximum(sd_G, ROUNDING), by_lr * Z / t_critical(self.ladder.n_seeds - 1))
+        return Distribution(np.array(mean_G), sd_G, df_G, self.weight_G, seeds_share=1.0)
+
+    def _by_slope(self, setting: int) -> Distribution | None:
+        """The gain over the baseline at the nearest budget, by the slope from there to the next budget, or the one
+        before."""
+        x_N, y_N, base = self.ladder.x_N, self.ladder.mean_N, int(self.ladder.base_N[setting])
+        baseline = np.flatnonzero(~self.ladder.is_setting_N)
+        baseline = baseline[np.argsort(x_N[baseline])]
+        place = int(np.abs(x_N[baseline] - x_N[setting]).argmin())
+        at, is_gain = baseline[place], y_N[setting] < y_N[baseline[place]]
+        far = baseline[place + 1 if (is_gain and place + 1 < len(baseline)) or place == 0 else place - 1]
+        slope = (y_N[far] - y_N[at]) / (x_N[far] - x_N[at])
+        gain = (y_N[setting] - y_N[at]) / slope
+        by_slope = gain / (y_N[far] - y_N[at])
+        row_N = np.zeros(len(x_N))
+        np.add.at(row_N, [setting, at, far, at], [1 / slope, -1 / slope, -by_slope, by_slope])
+        row_N[base] += (base != setting) / slope  # of its difference from there
+        return self._by_rows([self.fits[0].steady], [row_N], [x_N[at] - x_N[setting] + gain])
 
 
-def _base(cells: Sequence[Cell], number: int) -> int:
-    """The baseline's cell at the budget of a cell of the setting; the cell itself without."""
-    is_setting, C = cells[number]
-    at = [n for n, (other, budget) in enumerate(cells) if is_setting and not other and abs(C / budget - 1) < MATCHED]
-    return at[0] if at else number
+def law_by_seeds(ladder: Ladder) -> MultiplierLaw:
+    """With L_inf of 0 or above."""
+    form = (offset_law, ((0.0, False), *((share, True) for share in STARTS)))
+    return MultiplierLaw(ladder=ladder, by_seeds=True, fits=_fits(ladder, [form], least_for_drift=2))
 
 
-def _is_enough(is_setting: Sequence[bool]) -> bool:
-    n_setting = sum(is_setting)
-    return n_setting > 0 and len(is_setting) - n_setting >= MIN_BUDGETS
+def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierLaw:
+    """`asymptote`: L_inf [nat/token], pinned, which leaves the first form alone. Raises ValueError for one that is not
+    below every loss."""
+    least = float(np.exp(ladder.mean_N.min()))
+    forms: Sequence[Form] = [
+        (offset_law, tuple((share, True) for share in STARTS)),
+        (offset_law, ((0.0, False),)),
+        (parabola, ((0.0, True),)),
+    ]
+    if asymptote is not None:
+        if not 0 <= asymptote < least:
+            told = f"the asymptote {asymptote:g} is not between 0 and the lowest loss, {least:.4g}"
+            raise ValueError(f"{told}; leave it out, and it is fitted")
+        forms = [(offset_law, ((asymptote / least, False),))]
+    return MultiplierLaw(ladder=ladder, by_seeds=False, fits=_fits(ladder, forms, least_for_drift=3))
+
+
+Form = tuple[Shape, Sequence[tuple[float, bool]]]
+"""The law, and starts of L_inf, as shares of the lowest loss, with whether the first parameter is free."""
+
+
+def _fits(ladder: Ladder, forms: Sequence[Form], least_for_drift: int) -> list[FormFit]:
+    """Those that have a fit. `least_for_drift`: budgets of the setting."""
+    x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.mean_N
+    baseline_N, least, found = ~ladder.is_setting_N, float(np.exp(y_N.min())), []
+
+    def at(law: Shape, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        log_m, *d = theta_P[3:]
+        log_loss_N, by_x_N, by_shape_NX = law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
+        by_m_N = by_x_N * setting_N
+        return ladder.rows(log_loss_N), ladder.rows(np.stack([*by_shape_NX.T, by_m_N, *(by_m_N * x_N for _ in d)])).T
+
+    def fit(law: Shape, share: float, is_first_free: bool, n: int) -> Solved:
+        """From L_inf at this share, and a setting that is worth nothing."""
+        slope, level = np.polyfit(x_N[baseline_N], np.log(np.exp(y_N[baseline_N]) - share * least), 1)
+        start_P = np.array([share * least, level, max(-slope, 0.01), *[0.0] * (n - 3)])
+        free_P = np.array([is_first_free, *[True] * (n - 1)])
+        return solve(lambda theta_P: at(law, theta_P), ladder.rows(y_N), start_P, free_P)
+
+    for law, starts in forms:
+        best: list[Solved] = []
+        for n in (4, 5 if setting_N.sum() >= least_for_drift else 4):
+            ends = [fit(law, share, is_first_free, n) for share, is_first_free in starts]
+            within = [end for end in ends if law is parabola or 0 <= end.theta_P[0] < least]
+            best += sorted(within, key=lambda end: end.cost)[:1]
+        if len(best) == 2:
+            found.append(FormFit(law, *best))
+    return found
+
+
+def laws_of(
+    losses: Mapping[str, Mapping[float, Mapping[int, float]]], baseline: str, asymptote: float | None = None
+) -> dict[str, MultiplierLaw]:
+    """The law of each setting that has a run, from setting -> budget [FLOPs] -> run -> loss, the noise of MIN_POOLED or
+    more drawn to that of all. Raises ValueError as `law_of_ladder`."""
+    laws = {}
+    for name, own in losses.items():
+        cells = {(False, C): of for C, of in losses[baseline].items()} | {(True, C): of for C, of in own.items()}
+        if name != baseline and (ladder := ladder_of(cells, {})) is not None:
+            laws[name] = law_of_ladder(ladder, asymptote)
+    known = np.array([(variance, df) for law in laws.values() for variance, df in [law.left] if df >= 1])
+    if len(known) < MIN_POOLED:
+        return laws
+    d0, variance = prior_of(*known.T)
+    prior = Prior(df=d0, variance=variance, most=float(known[:, 1].sum()))
+    return {name: replace(law, prior=prior) for name, law in laws.items()}
+
+
+def prior_of(s2_C: np.ndarray, df_C: np.ndarray) -> tuple[float, float]:
+    """d0 and s0^2, which give the logarithms of variances the mean and the spread that they have."""
+    if len(s2_C) == 1:
+        return UNBOUNDED, float(s2_C[0])
+    log_C = np.log(s2_C) - digamma(df_C / 2) + np.log(df_C / 2)
+    spread = log_C.var(ddof=1) - polygamma(1, df_C / 2).mean()
+    d0 = UNBOUNDED
+    if spread > polygamma(1, UNBOUNDED / 2):
+        d0 = brentq(lambda d0: polygamma(1, d0 / 2) - spread, 1e-3, UNBOUNDED)
+    return d0, float(np.exp(log_C.mean() + digamma(d0 / 2) - np.log(d0 / 2)))

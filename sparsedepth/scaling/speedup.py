@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
-from sparsedepth.scaling.multiplier import MIN_BUDGETS, Cell, Ladder, LawOfBoth, Worth, ladder_of, law_of_both
+from sparsedepth.scaling.ladder import MIN_BUDGETS, Cell, ladder_of
+from sparsedepth.scaling.multiplier import MultiplierLaw, law_by_seeds
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
@@ -61,7 +62,7 @@ class Speedup:
     lo: float | None = None
     hi: float | None = None
     n_pairs: int = 0
-    law: LawOfBoth | None = None
+    law: MultiplierLaw | None = None
     reason: str = ""
 
 
@@ -75,10 +76,9 @@ def worth_of(
     ladder = ladder_of(cells, lr_variance or {})
     if ladder is None:
         return dict.fromkeys(setting, Speedup(multiplier=None, reason="no seed in common with the baseline"))
-    found = law_of_both(ladder)
-    known = dict(zip(ladder.C_N[ladder.is_setting_N].tolist(), found.worth_B, strict=True))
+    law, known = law_by_seeds(ladder), {*ladder.C_N[ladder.is_setting_N].tolist()}
     other_seeds = Speedup(multiplier=None, reason="its seeds are not those of the other budgets")
-    return {C: _speedup(ladder, found, C, known[C]) if C in known else other_seeds for C in setting}
+    return {C: _speedup(law, C) if C in known else other_seeds for C in setting}
 
 
 def check_baseline(losses: Losses) -> None:
@@ -96,25 +96,21 @@ def check_baseline(losses: Losses) -> None:
         raise ValueError(f"a loss that does not fall with the budget ({at_ends}); tune lr at each budget")
 
 
-def _speedup(ladder: Ladder, found: LawOfBoth, C: float, worth: Worth) -> Speedup:
-    reached, log_C_N = math.log(C) + worth.log_m, np.log(ladder.C_N)
-    beyond = max(reached - float(log_C_N.max()), float(log_C_N.min()) - reached)
-    if beyond > math.log(FARTHEST):
-        return Speedup(multiplier=None, n_pairs=ladder.n_seeds, law=found, reason=beyond_law(FARTHEST))
-    log_lo, log_hi = (None, None) if worth.half is None else (worth.log_m - worth.half, worth.log_m + worth.half)
-    if worth.half is None:
-        reason = NO_NOISE
-    elif found.is_rejected:
-        reason = law_rejected(found.p_misfit)
-    else:
-        reason = ""
-    return Speedup(
-        multiplier=_exp(worth.log_m), lo=_exp(log_lo), hi=_exp(log_hi), n_pairs=ladder.n_seeds, law=found, reason=reason
-    )
+def _speedup(law: MultiplierLaw, C: float) -> Speedup:
+    found, log_C_N, n_seeds = law.found_at(C), np.log(law.ladder.C_N), law.ladder.n_seeds
+    log_m = found.estimate if found else law.log_m
+    reached = math.log(C) + log_m
+    if max(reached - float(log_C_N.max()), float(log_C_N.min()) - reached) > math.log(FARTHEST):
+        return Speedup(multiplier=None, n_pairs=n_seeds, law=law, reason=beyond_law(FARTHEST))
+    lo, hi = map(_exp, found.interval) if found else (None, None)
+    reason = "" if found else NO_NOISE
+    if law.is_rejected:
+        reason = law_rejected(law.p_misfit)
+    return Speedup(multiplier=_exp(log_m), lo=lo, hi=hi, n_pairs=n_seeds, law=law, reason=reason)
 
 
-def _exp(log: float | None) -> float | None:
-    return None if log is None else math.exp(min(max(log, -700.0), 700.0))
+def _exp(log: float) -> float:
+    return math.exp(min(max(log, -700.0), 700.0))
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -278,11 +274,14 @@ def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict
     return {seed: loss + moved for seed, loss in losses.items()}, rest
 
 
-def _of_law(law: LawOfBoth | None) -> tuple[Any, ...]:
+def _of_law(law: MultiplierLaw | None) -> tuple[Any, ...]:
     if law is None:
         return (None,) * 5
-    name = "slopes" if law.is_rejected else f"power law{' with drift' * law.has_drift}"
-    return name, law.p_drift, law.p_misfit, law.L_inf, law.alpha
+    if law.is_rejected:
+        return "slopes", None, law.p_misfit, None, None
+    fit = law.fits[0].drifting if law.has_drift else law.fits[0].steady
+    L_inf, _, alpha = fit.theta_P[:3].tolist()
+    return f"power law{' with drift' * law.has_drift}", law.drift and law.drift.p, law.p_misfit, L_inf, alpha
 
 
 def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:

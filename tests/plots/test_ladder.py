@@ -1,5 +1,7 @@
 """The figure of a ladder: its numbers are those of the law, and it says what is no ladder."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.budget_results import rows_of
@@ -7,7 +9,10 @@ from support.budget_results import rows_of
 from sparsedepth.plots import ladder
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.scaling import speedup
-from sparsedepth.scaling.ladder import laws_of
+from sparsedepth.scaling.multiplier import laws_of
+
+STORE = SimpleNamespace(sql=lambda query: SimpleNamespace(rows=[(False,)]))
+"""Where not every budget has several seeds."""
 
 
 def runs(worths=(("baseline", 1.0), ("depth_scale=lns", 1.2)), seeds=(0,)):
@@ -24,7 +29,7 @@ def runs(worths=(("baseline", 1.0), ("depth_scale=lns", 1.2)), seeds=(0,)):
 def test_its_numbers_are_those_of_the_law(monkeypatch):
     rows = runs()
     monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
-    drawing = ladder.ladder(None)
+    drawing = ladder.ladder(STORE)
     losses = {
         name: {row.train_flops: {0: row.loss} for row in own.itertuples()} for name, own in rows.groupby("setting")
     }
@@ -50,7 +55,7 @@ def test_a_drift_that_is_shown_is_drawn_at_each_budget(monkeypatch):
     C = rows["train_flops"] * (rows["train_flops"] / 1e18) ** 0.4
     rows["loss"] = rows["loss"].where(rows["setting"] == "baseline", 1.9 + 4.1 * (C / 1e16) ** -0.13)
     monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
-    drawing = ladder.ladder(None)
+    drawing = ladder.ladder(STORE)
     worth = drawing.data[drawing.data["panel"] == "multiplier"]
     assert worth["mean"].tolist() == worth["with_drift"].tolist() and worth["mean"].is_monotonic_increasing
     said = " ".join(drawing.page().get_supxlabel().split())
@@ -70,4 +75,4 @@ def test_a_drift_that_is_shown_is_drawn_at_each_budget(monkeypatch):
 def test_what_is_no_ladder_says_why(rows, reason, monkeypatch):
     monkeypatch.setattr(speedup, "budget_rows", lambda store: rows)
     with pytest.raises(NothingToDraw, match=reason):
-        ladder.ladder(None)
+        ladder.ladder(STORE)

@@ -11,7 +11,7 @@ from scipy.stats import ttest_ind, ttest_rel
 
 from sparsedepth.effects.verdict import Row, judged
 from sparsedepth.recipe.variants import variant_effects
-from sparsedepth.scaling.ladder import prior_of
+from sparsedepth.scaling.multiplier import prior_of
 
 UNEQUAL = (5, 2, 3, 3, 4, 5, 5, 6, 8, 10, 4)
 FALSE = 22 / 300

@@ -6,8 +6,8 @@ from support.budget_results import rows_of
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.recipe.judge_ladder import judge_ladders
-from sparsedepth.scaling.ladder import law_of_ladder
-from sparsedepth.scaling.multiplier import ladder_of
+from sparsedepth.scaling.ladder import ladder_of
+from sparsedepth.scaling.multiplier import law_of_ladder
 from sparsedepth.scaling.speedup import multipliers, speedups
 from sparsedepth.words.judge import multiplier_lines
 from sparsedepth.words.scaling import speedup_lines

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sparsedepth.scaling.multiplier import Ladder, ladder_of, law_of_both
+from sparsedepth.scaling.ladder import Ladder, ladder_of
+from sparsedepth.scaling.multiplier import law_by_seeds
 
 C_B = np.array([1.49e12, 2.98e12, 5.95e12, 1.19e13])
 L_INF, LEVEL, ALPHA = 0.62, np.log(0.99), 0.46
@@ -33,11 +34,14 @@ def world(ends: tuple[float, float], n_seeds: int, rng: np.random.Generator, shi
 def score(ends: tuple[float, float], n_seeds: int, n_draws: int, shift: float) -> dict[str, float]:
     covered, shown, halves, drifts, misfits = [], [], [], [], []
     for number in range(n_draws):
-        found = law_of_both(world(ends, n_seeds, np.random.default_rng([n_seeds, number, round(100 * ends[0])]), shift))
-        for worth, truth in zip((found.worth_B[0], found.worth_B[-1]), np.log(ends), strict=True):
-            covered.append(abs(worth.log_m - truth) <= worth.half)
-            shown.append(abs(worth.log_m) > worth.half)
-        halves.append(found.worth_B[-1].half)
+        found = law_by_seeds(
+            world(ends, n_seeds, np.random.default_rng([n_seeds, number, round(100 * ends[0])]), shift)
+        )
+        for C, truth in zip((C_B[0], C_B[-1]), np.log(ends), strict=True):
+            lo, hi = found.found_at(C).interval
+            covered.append(lo <= truth <= hi)
+            shown.append(lo > 0 or hi < 0)
+        halves.append((hi - lo) / 2)
         drifts.append(found.has_drift)
         misfits.append(found.is_rejected)
     figures = {"covered": covered, "shown": shown, "drift": drifts, "rejected": misfits}
@@ -80,10 +84,11 @@ def exact(losses_of) -> Ladder:
 
 def test_the_law_is_found():
     """1.6 + 87.65 C^-.0941: the curve of a public gate, as both sides have it at 1.13 times the compute."""
-    found = law_of_both(exact(lambda is_setting, C: 1.6 + 87.65 * (C * (1.13 if is_setting else 1.0)) ** -0.0941))
+    found = law_by_seeds(exact(lambda is_setting, C: 1.6 + 87.65 * (C * (1.13 if is_setting else 1.0)) ** -0.0941))
     assert not found.is_rejected and not found.has_drift
-    assert np.exp(found.worth_B[0].log_m) == pytest.approx(1.13, abs=0.01)
-    assert found.alpha == pytest.approx(0.0941, abs=0.06) and found.L_inf == pytest.approx(1.6, abs=0.6)
+    assert np.exp(found.found_at(C_B[0]).estimate) == pytest.approx(1.13, abs=0.01)
+    L_inf, _, alpha, _ = found.fits[0].steady.theta_P
+    assert alpha == pytest.approx(0.0941, abs=0.06) and L_inf == pytest.approx(1.6, abs=0.6)
 
 
 def test_a_law_that_does_not_hold_gives_way_to_slopes():
@@ -94,13 +99,13 @@ def test_a_law_that_does_not_hold_gives_way_to_slopes():
         x = np.log(C * (1.25 if is_setting else 1.0) / 1.49e12)
         return 2.2 - 0.3 * x - 0.3 / (1 + np.exp(-8 * (x - 1.0)))
 
-    found = law_of_both(exact(loss))
+    found = law_by_seeds(exact(loss))
     assert found.is_rejected and found.p_misfit < 0.05
-    last = found.worth_B[-1]
-    assert np.exp(last.log_m) == pytest.approx(1.25, rel=0.05) and last.half < 0.05
+    last = found.found_at(C_B[-1])
+    assert np.exp(last.estimate) == pytest.approx(1.25, rel=0.05) and np.ptp(last.interval) < 0.1
 
 
 def test_a_bent_law_without_an_offset_has_none():
     """3 - .1 ln C is too straight for any L_inf above 0."""
-    found = law_of_both(exact(lambda is_setting, C: 5 - 0.1 * np.log(C)))
-    assert found.L_inf == 0 or found.is_rejected
+    found = law_by_seeds(exact(lambda is_setting, C: 5 - 0.1 * np.log(C)))
+    assert found.fits[0].steady.theta_P[0] == 0 or found.is_rejected
