@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Measure = str
 else:
     Measure = Literal[tuple(measure.name for measure in MEASURES)]
-FIT = frozenset({"usefulness", "joint"})
+FIT = frozenset({"usefulness", "joint", "spans"})
 """The measures that fit maps on fit_tokens."""
 
 

@@ -30,7 +30,6 @@ them to 0.
 Shapes: K successive replacements; 2: loss and accuracy."""
 
 import dataclasses
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +59,6 @@ from sparsedepth.quantities.measured import EQUAL_RISE
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
 """Columns of `runs` -> thresholds [nat/token]."""
-ENOUGH_FIT_TOKENS = 16
-"""Per dimension of the stream: least squares on n tokens err by D / n of the variance that they leave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +153,6 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor, span: int = 1) -> list[Affin
             f"{n_tokens} fit tokens do not determine an affine map of width {width}; expected more than d_model + 1 = "
             f"{width + 1}: raise fit_tokens (for released_code measure_tokens), or hold out more text"
         )
-    if n_tokens < ENOUGH_FIT_TOKENS * width:
-        few = f"{n_tokens} fit tokens for maps of width {width}: their own error is {width / n_tokens:.0%} of what they"
-        warnings.warn(f"{few} leave; raise fit_tokens to {ENOUGH_FIT_TOKENS * width}", stacklevel=2)
     with probing(probed):
         origins, moments = _moments(probed, fit_NT, span)
         covariances = [moment[1:, 1:] - torch.outer(moment[1:, 0], moment[0, 1:]) for moment in moments]

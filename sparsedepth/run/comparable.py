@@ -2,6 +2,7 @@
 code of plugins, and the precision that `precision: auto` stands for, which is bf16 on a GPU and fp32 elsewhere."""
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ from sparsedepth.store import run_record
 if TYPE_CHECKING:
     from sparsedepth.train.runtime import Runtime
 
+ENOUGH_FIT_TOKENS = 16
+"""Per dimension of the stream: least squares on n tokens err by D / n of the variance that they leave."""
+
 
 def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
     """The source of a run. Raises ValueError as `open_source`, and for text too short, or not that of other runs."""
@@ -37,8 +41,8 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
 def check_enough_to_fit(
     held_out: ReadHeldOut, config: RunConfig | MeasureOnlyConfig, width: int, fix: str = ""
 ) -> None:
-    """Raises ValueError, with the `fix` where no field is one, for fewer tokens than the maps need that a measure fits:
-    before the training, not after it."""
+    """Raises ValueError, with the `fix` where no field is one, for fewer tokens than the maps need that a measure fits,
+    and warns of few: before the training, not after it."""
     fitted = [("measure_tokens", 0, config.measure_tokens)] if "released_code" in config.measures else []
     if not FIT.isdisjoint(config.measures):
         fitted.append(("fit_tokens", config.measure_tokens, config.fit_tokens))
@@ -50,6 +54,10 @@ def check_enough_to_fit(
                 f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped}), "
                 f"but d_model={width} needs more than {width + 1}; {fix}"
             )
+        if n_fit < (enough := ENOUGH_FIT_TOKENS * width):
+            few = f"{n_fit} tokens fit maps of width {width}: the error of the maps is {width / n_fit:.0%} of what they"
+            advice = f"{enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {fix or f'raise {name}'}"
+            warnings.warn(f"{few} leave; {advice}", stacklevel=3)
 
 
 def check_same_text(source: Source, results: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.run import FIT
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
@@ -163,7 +164,7 @@ def _ids(given: Tensor) -> Tensor:
 
 def _halves(whole: Sequences, measures: Sequence[str]) -> TokenArrays:
     """As `measure --tokens` cuts them: the last half is for fitting, the first is scored; all, where nothing is."""
-    if not {"usefulness", "joint"} & {*measures}:
+    if FIT.isdisjoint(measures):
         return TokenArrays(whole, whole)
     if len(whole) < 2:
         raise ValueError("tokens have 1 sequence, and half are for fitting usefulness's maps; give two or more")

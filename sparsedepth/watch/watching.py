@@ -26,17 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig, measures_named
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig, measures_named
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
-from sparsedepth.measure.usefulness import ENOUGH_FIT_TOKENS
 from sparsedepth.probe.any_module import Loss
 from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.run.comparable import check_enough_to_fit
 from sparsedepth.watch.adapt import Adapted, Names, adapt, check_weights, is_compiled, original
 from sparsedepth.watch.points import N_SEQUENCES, Points, Training
 from sparsedepth.words.plain_text import did_you_mean, error_text
-from sparsedepth.words.watch import cost_text, few_tokens_text
+from sparsedepth.words.watch import cost_text
 
 Log = Callable[[dict[str, float], int], Any]
 """(values by name, step)"""
@@ -228,21 +227,13 @@ def watch(
     made = Watch(
         adapted=adapted, measures=chosen, every=every, log=None if log is None else logging_by(log), budget=budget
     )
-    _check_fit(adapted, made._config())
+    fix = "give watch more sequences of tokens"
+    check_enough_to_fit(adapted.tokens.held_out, made._config(), adapted.probed.stream_width, fix)
     training.run_at(0, made._measured())  # its mistakes are told before the training
     if out is not None:
         made.points = Points(Path(out), training)
         made.n_sequences = made.points.stored.get(N_SEQUENCES)
     return made
-
-
-def _check_fit(adapted: Adapted, config: MeasureOnlyConfig) -> None:
-    """Raises ValueError for too few tokens to fit maps, and tells of few."""
-    width, n_fit = adapted.probed.stream_width, adapted.tokens.fit.n_tokens
-    check_enough_to_fit(adapted.tokens.held_out, config, width, "give watch more sequences of tokens")
-    warnings.filterwarnings("ignore", ".* fit tokens for maps")  # told here, once
-    if not FIT.isdisjoint(config.measures) and n_fit < ENOUGH_FIT_TOKENS * width and _is_first():
-        print(few_tokens_text(n_fit, width, -(-ENOUGH_FIT_TOKENS * width // n_fit)), file=sys.stderr)
 
 
 def _is_first() -> bool:

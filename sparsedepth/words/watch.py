@@ -1,11 +1,4 @@
-"""What `watch` says of its tokens and its cost."""
-
-
-def few_tokens_text(n_fit: int, width: int, times: int) -> str:
-    """Of too few tokens for usefulness's maps."""
-    of_maps = f"the error of the maps is {width / n_fit:.0%} of what they leave"
-    fix = f"give watch {times} times as many sequences of tokens"
-    return f"sparsedepth: {n_fit} tokens fit maps of width {width}, and {of_maps}; {fix}"
+"""What `watch` says of its cost."""
 
 
 def cost_text(seconds: float, share: float, every: int, kept: int | None, n_sequences: int) -> str:

@@ -165,8 +165,7 @@ def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
 def test_a_direction_that_no_fit_token_has_passes_unchanged():
     """Fit tokens on the first axis only, where the block triples; off that axis there is nothing to learn from."""
     probed = HandMadeModel([lambda x: 3 * x], torch.tensor([[1.0, 0, 0], [2.0, 0, 0], [4.0, 0, 0]]))
-    with pytest.warns(UserWarning, match=r"20 fit tokens for maps of width \d+: their own error is .* fit_tokens to"):
-        (affine,) = fit_affine(probed, integers(3, 2, 10))
+    (affine,) = fit_affine(probed, integers(3, 2, 10))
     torch.testing.assert_close(affine(torch.tensor([[[5.0, 7.0, -2.0]]])), torch.tensor([[[15.0, 7.0, -2.0]]]))
 
 

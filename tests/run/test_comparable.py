@@ -31,7 +31,7 @@ def test_automatic_precisions_do_not_mix(tmp_path):
         check_same_precision(auto, on_gpu, results)
 
 
-@pytest.mark.parametrize("measure", ["usefulness", "joint", "released_code"])
+@pytest.mark.parametrize("measure", ["usefulness", "joint", "spans", "released_code"])
 def test_held_out_text_too_short_to_fit_maps_is_refused_before_training(tmp_path, measure):
     many = 2**15  # tokens; the held-out text has fewer
     fields = {"measures": [measure], "fit_tokens": many, "measure_tokens": many if measure == "released_code" else 128}
@@ -39,6 +39,17 @@ def test_held_out_text_too_short_to_fit_maps_is_refused_before_training(tmp_path
     with pytest.raises(ValueError, match=f"d_model={many // 2} needs more than {many // 2 + 1}"):
         checked_source(config, tmp_path / "results")
     checked_source(run_config(tmp_path, measures=[measure]), tmp_path / "results")
+
+
+def test_few_tokens_for_maps_are_told_before_the_training_by_the_field_that_gives_them(tmp_path):
+    fields = {"d_model": 32, "measures": ["spans", "released_code"], "fit_tokens": 128, "measure_tokens": 256}
+    with pytest.warns(UserWarning) as told:
+        checked_source(run_config(tmp_path, **fields), tmp_path / "results")
+    of = {text.rsplit(" ", 1)[1]: text for text in (str(warning.message) for warning in told) if "fit maps" in text}
+    assert of.keys() == {"fit_tokens", "measure_tokens"}
+    assert of["fit_tokens"].startswith(
+        "128 tokens fit maps of width 32: the error of the maps is 25% of what they leave"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"data": null}', b"{}", b"\xff"])

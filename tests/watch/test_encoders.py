@@ -12,7 +12,7 @@ IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(1))
 IDS = torch.randint(0, 40, (6, 12), generator=torch.Generator().manual_seed(2))
 MEASURES = ["variance", "geometry", "weights", "attention", "participation", "causal"]
-pytestmark = pytest.mark.filterwarnings("ignore:.*fit tokens for maps")
+pytestmark = pytest.mark.filterwarnings("ignore:.*tokens fit maps")
 
 
 def bert():
