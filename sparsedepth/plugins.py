@@ -75,7 +75,7 @@ def load(check: Callable[[Plugin], None] = lambda plugin: None) -> tuple[Plugin,
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit
-            told = f"the installed plugin {point.name} ({point.value}) is left out: {error_text(error)}"
+            told = f"the installed plugin {point.name} ({point.value}) is left out: {_shown(error)}"
             warnings.warn(told, stacklevel=2)
     return tuple(plugins)
 
@@ -100,7 +100,7 @@ def _named(file: Path, check: Callable[[Plugin], None]) -> Plugin:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit
-        raise ValueError(f"--plugin {file} cannot be used: {error_text(error)}") from None
+        raise ValueError(f"--plugin {file} cannot be used: {_shown(error)}") from None
 
 
 def _plugin(name: str, module: ModuleType, is_installed: bool = False) -> Plugin:
@@ -148,7 +148,6 @@ def is_accepted(plugin: Plugin, kind: str, names: Iterable[str], known: Iterable
     return False
 
 
-def error_text(error: BaseException) -> str:
-    """One line, with the type where that says something."""
-    text = " ".join(str(error).split())[:300]
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+def _shown(error: BaseException) -> object:
+    """What an error is shown as: a ValueError's words, another with its type."""
+    return error if isinstance(error, ValueError) else repr(error)

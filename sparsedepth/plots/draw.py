@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import ALL, Selection, once_per_store, select, settings_of
 from sparsedepth.plots.style import COLUMNS
-from sparsedepth.plugins import error_text, is_accepted
+from sparsedepth.plugins import is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import no_run
@@ -19,7 +19,7 @@ from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import pending
 from sparsedepth.words.captions import data_note, folders_note
 from sparsedepth.words.differences import data_text, pending_text
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import did_you_mean, error_text
 
 STYLES = ("screen", "paper")
 OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"

@@ -40,9 +40,10 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def error_text(error: Exception) -> str:
-    """'ImportError: ...', cut to a line."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+def error_text(error: BaseException) -> str:
+    """'ImportError: ...', in one line; a ValueError's own words, which are meant to be read."""
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def utf8(text: str) -> str:
