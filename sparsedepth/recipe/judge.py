@@ -172,7 +172,8 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
     (most, n), *rest = counts.most_common()
     if n == 1 and (stems := _with_a_seed(counts)):
         told = f"each variant has one run, and names such as {most!r} seem to end in a seed"
-        raise ValueError(f"{told}: give {' and '.join(map(repr, stems))}, and the seeds, a column each")
+        fix = f"give {' and '.join(map(repr, stems))}, and the seeds, a column each"
+        raise ValueError(f"{told}: {fix}, or name the column that has them with --column variant=NAME")
     if rest and rest[0][1] == n:
         raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
     return most

@@ -27,6 +27,7 @@ NAMES = {
     "throughput": ("tokens_per_second", "tokens_per_s", "tok_s", "tokens_s", "throughput"),
     "size": ("params", "n_params", "num_params", "params_total", "parameters", "model_size"),
     "tokens": ("train_tokens", "num_tokens", "tokens"),
+    "lr": ("lr", "learning_rate", "max_lr", "peak_lr"),
 }  # fmt: skip
 """What a column is -> the names by which it is found, in this order."""
 NUMBERS = ("loss", "budget", "throughput", "size", "tokens")
@@ -55,7 +56,9 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
         raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
     # '_step' of wandb counts calls of its log, and is no budget.
     own = [name for name in header if not name.startswith("_")]
-    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in reversed(own)}
+    inner = [(re.sub("^(config|summary|params|metrics)[./]", "", name), name) for name in own]  # as trackers export
+    both = [*reversed(inner), *((name, name) for name in reversed(own))]
+    plain = {re.sub(r"[^a-z0-9]+", "_", short.lower()).strip("_"): name for short, name in both}
     free = {name: column for name, column in plain.items() if column not in given.values()}
     found = dict(given)
     for kind, known in NAMES.items():
@@ -79,6 +82,7 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
         runs, notes = _rows(path, table, names), table.notes
+    _check_one_lr(runs, path, names.pop("lr", ""))
     notes = [*notes, *(_against_size(runs, path) if _is_flops(names) else ())]
     is_ladder = _is_ladder(runs, path, has_runs="seed" in names)
     if not is_ladder:
@@ -107,7 +111,9 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     for column in (names[kind] for kind in NUMBERS if kind in names):
         wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
         if rows := table.rows(quoted(column), "texts", wrong):
-            raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
+            empty = "; leave it empty of a run that diverged" if column == names["loss"] else ""
+            told = f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed"
+            raise ValueError(f"{told}, without unit and separators{empty}")
     sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
     found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
     runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
@@ -116,7 +122,7 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
             row = runs["row"][absent].iloc[0]
             line = f"row {row}{f', line {row + 1},' * (path.suffix in ('.csv', '.tsv'))}"
             raise ValueError(f"{path}: {line} has no {names[kind]}; fill it in, or delete the row")
-    for kind in ("variant", "seed"):
+    for kind in ("variant", "seed", "lr"):
         runs[kind] = [value and by_value(value) for value in runs[kind]]
     runs["budget"] = runs["budget"].fillna(0.0)
     return runs.sort_values([*RUN, "loss", "row"], ignore_index=True)
@@ -135,12 +141,23 @@ def _is_ladder(runs: pd.DataFrame, path: Path, has_runs: bool) -> bool:
         is_grown = ((steps["budget"] <= MATCHED) | (steps["size"] > 0)).all()
         has_budgets = len(at_budgets) > len(is_own) and at_budgets.median() == 1
         return bool(has_budgets and (is_own.all() or is_grown))
-    if len(steps) and not ((steps["budget"] > MATCHED) & (steps["size"] > 0)).all():
+    again = runs.loc[steps.index[~((steps["budget"] > MATCHED) & (steps["size"] > 0))]]
+    if len(again):
+        row = again.iloc[0]
         raise ValueError(
-            f"{path}: no column tells runs apart, and evaluations of one run are no seeds; name the column of seeds "
-            f"or runs with --column seed=NAME, or add one"
+            f"{path}: row {row['row']} is {row['variant']!r} again, no column tells runs apart, and evaluations of one "
+            f"run are no seeds; name the column of seeds or runs with --column seed=NAME, add one, or remove the row"
         )
     return len(steps) > 0
+
+
+def _check_one_lr(runs: pd.DataFrame, path: Path, column: str) -> None:
+    """Raises ValueError where a variant has runs at several lr at a budget: they are no seeds."""
+    tried = runs.groupby(["variant", "budget"], sort=False)["lr"].nunique()
+    for (name, _), n in tried[tried > 1].items():
+        told = f"{path}: {name!r} has {n} values of {column!r} at one budget, which are no seeds"
+        fix = "keep one for each variant and budget; or `sparsedepth import` with `tuned: [lr]`, then `effects`"
+        raise ValueError(f"{told}; {fix}")
 
 
 def _is_flops(names: Mapping[str, str]) -> bool:

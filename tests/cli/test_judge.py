@@ -178,6 +178,8 @@ def test_json_and_exit_codes(command, tmp_path):
         ("variant,seed,loss,tokens\na,0,1,5\na,0,1,6\nb,0,2,7\n", (), "no budget in common"),
         ("variant,loss\na,1\na,2\nb,3\n", (), "no column tells runs apart"),
         ("variant,loss\n", (), "the table has no rows"),
+        ("variant,loss,flops\na,1,1\na,diverged,2\nb,2,1\n", (), "leave it empty of a run that diverged"),
+        ("variant,loss,flops,params\na,3,1,1\na,2,2,2\na,2,2,2\nb,3,1,1\n", (), "row 3 is 'a' again"),
         ("variant,accuracy\na,1\nb,2\n", ("--column", "loss=accuracy"), "better when higher"),
     ],
 )
@@ -186,6 +188,19 @@ def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
     path.write_text(text)
     _, err = command("judge", path, *arguments, code=2)
     assert reason in err and err.count("\n") == 1
+
+
+def test_runs_at_several_lr_are_no_seeds_and_the_fix_works(command, tmp_path):
+    path, rows = tmp_path / "runs.csv", ["config.optimizer,config.seed,config.lr,val/loss"]
+    rows += [f"{name},{seed},{lr},{3 + lr + seed / 100}" for name in "ab" for seed in range(3) for lr in (0.1, 0.2)]
+    path.write_text("\n".join(rows))
+    given = ("--column", "variant=config.optimizer", "--baseline", "a")
+    for more in ((), ("--target", 3)):
+        _, err = command("judge", path, *(given if not more else (*given[:2], *more)), code=2)
+        assert "'a' has 2 values of 'config.lr' at one budget, which are no seeds; keep one for each variant" in err
+    path.write_text("\n".join(row for row in rows if ",0.2," not in row))
+    out, _ = command("judge", path, *given, code=3)
+    assert "seed 'config.seed', loss 'val/loss'; baseline: 'a'" in out
 
 
 def seeds_written(path, own, base="{}"):
