@@ -71,13 +71,14 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
         diverged=rows["diverged"].where(rows["diverged"] > 0),
         basis=rows["basis"].where(rows["basis"] != "tokens"),
         setting=[*map(setting_text, records)],
-    ).rename(columns={"estimate": "effect"})
+    ).rename(columns={"estimate": "effect", "lr": cells.field or "lr"})
     reasons = effects[effects["reason"].fillna("") != ""].groupby("reason", sort=False)
     measured = effects[(effects["question"] == "setting") & effects["lo"].notna() & cells.is_tuned]
     halves = measured.groupby("n_layers")[["seeds_part", "lr_part"]].median()
+    columns = [cells.field or name if name == "lr" else name for name in SHOWN]
     return Listing(
         cells=cells,
-        table=QueryResult.of_frame(shown[[*SHOWN, *(DETAIL if detail else ()), "setting"]]),
+        table=QueryResult.of_frame(shown[[*columns, *(DETAIL if detail else ()), "setting"]]),
         is_one_lr_compared=bool({*effects["at"].dropna()} - {"", OWN_LR, EQUAL_LR, CARRIED_LR}),
         carried_from=distinct(cells.runs, "carried_from") if (effects["at"] == CARRIED_LR).any() else [],
         carry_regrets=distinct(cells.runs, "carry_regret"),

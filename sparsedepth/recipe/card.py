@@ -229,7 +229,7 @@ def recipe_table(card: Card, most: int | None = None) -> QueryResult:
         "detectable",
         "seeds",
         "diverged",
-        "lr",
+        next(iter(card.recipe.tried), "lr"),
         "flops",
         "params",
         "compute",

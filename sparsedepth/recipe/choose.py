@@ -31,7 +31,7 @@ from sparsedepth.store.subject import buildable, imported_among, is_imported, un
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.degeneracy import caution, weakness_text
 from sparsedepth.words.differences import baseline_text
-from sparsedepth.words.effects import budget_text, no_baseline
+from sparsedepth.words.effects import budget_text, measured_nowhere, no_baseline
 from sparsedepth.words.recipe import domain_text, nothing_finished, nothing_recommended
 from sparsedepth.words.runs import import_note
 
@@ -175,7 +175,7 @@ def derive(
         n_tuning = len(found.runs) * found.results.empty
         return _with(recipe, abstained=nothing_finished(n_tuning, len(runs) > len(found.runs) == 0))
     if used[objective].isna().all():
-        return _with(recipe, abstained=f"{objective} was measured in no finished run")
+        return _with(recipe, abstained=measured_nowhere(objective))
     if reason := found.why_no_baseline(shown_at[0]):
         return _with(recipe, abstained=reason)
     return _judged(found, recipe, score_rows(used, objective))
@@ -185,7 +185,10 @@ def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Row]) -> Recipe:
     """The recipe from the effects of its depth, which has a baseline; `scores` are those of all runs used."""
     assert recipe.depth is not None
     nearest, settings = recipe.shown_at[0], found.cells.settings
-    baseline = found.config(BASELINE, nearest, recipe.depth)
+    try:
+        baseline = found.config(BASELINE, nearest, recipe.depth)
+    except ValueError as error:  # of a program with other rules
+        return _with(recipe, abstained=f"its baseline cannot be built: {error}")
     weak = common_weakness(scores)
     recipe = _with(
         recipe,
@@ -246,8 +249,13 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
         fields = {name for name, _ in changes}
         if found.runs_of(effect.setting, nearest).empty:
             continue
-        config = found.config(effect.setting, nearest, recipe.depth, effect.lr)
-        values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
+        unbuilt = ""
+        try:
+            config = found.config(effect.setting, nearest, recipe.depth, effect.lr)
+            values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
+        except ValueError as error:
+            unbuilt = f"it cannot be built: {error}"
+            values, baseline_values = dict(changes), {name: getattr(recipe.baseline, name, None) for name in fields}
         if {*fields, *values} & {*DATA}:
             continue
         shown = comparison_of(effect)
@@ -255,6 +263,7 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
         sizes = sorted({name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET})
         against = {
             "it is a budget, which no recipe recommends": bool(fields & {*BUDGET}),
+            unbuilt: bool(unbuilt),
             **(_objections(effect, fields, sizes, recipe.matched, own_context) if shown == "better" else {}),
             f"not shown to {'help' if shown == 'better' else 'hurt'} at {(*elsewhere, '')[0]} layers": bool(elsewhere),
         }

@@ -124,6 +124,12 @@ def unmeasured(outcome: str) -> str:
     return f"{outcome} was measured in no run of this setting"
 
 
+def measured_nowhere(outcome: str) -> str:
+    """'val_loss was measured in no finished run (measure: loss)'."""
+    measure = quantities.IN_RUNS[outcome].measure if outcome in quantities.IN_RUNS else ""
+    return f"{outcome} was measured in no finished run{f' (measure: {measure})' * bool(measure)}"
+
+
 def no_baseline(outcome: str, was_run: bool, other_scoring: bool) -> str:
     """Why no run of the baseline is compared at a depth."""
     if was_run:
@@ -187,7 +193,7 @@ def nothing_text(cells: "Cells") -> str:
     if cells.settings is None:
         return f"only tuning runs are complete so far ({cells.n_tuning}): there is no result to compare"
     if not cells.is_measured:
-        return f"{cells.outcome} was measured in no finished run"
+        return measured_nowhere(cells.outcome)
     left_out = budget_text(cells)
     left_out = f" ({left_out})" if left_out else ""
     if cells.rows["n_layers"].nunique() > 1:
@@ -207,7 +213,8 @@ def effects_text(listed: "Listing") -> str:
     compared = compared_at(cells.field, cells.at_equal_lr, listed.is_one_lr_compared)
     head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline, as fitted{compared}"]
     head += [baseline_text(cells.settings) if cells.settings else "", budget_text(cells)]
-    table = fitted_table(listed.table, OPTIONAL).text
+    optional = [cells.field or name if name == "lr" else name for name in OPTIONAL]
+    table = fitted_table(listed.table, optional).text
     return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")
 
 
@@ -215,7 +222,7 @@ def _notes(listed: "Listing") -> list[str]:
     """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
     cells = listed.cells
     withheld = listed.withheld
-    parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
+    parts = f" of seeds and of the choice of {cells.field}" if cells.is_tuned else " over seeds"
     lines = [
         f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)"

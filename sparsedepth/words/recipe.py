@@ -114,16 +114,16 @@ def paragraph(card: "Card", most: int | None = None) -> list[str]:
 def _explained(recipe: "Recipe") -> str:
     effect = recipe.candidates[0].effect
     value = effect.fitted_baseline
-    lr = effect.lr_baseline
+    lr, tuned = effect.lr_baseline, next(iter(recipe.tried), "")
     is_ratio = effect.unit == "ln ratio"
     known = (
         recipe.baseline_text,
-        f"lr {lr:g}" if lr is not None and recipe.tried else "",
+        f"{tuned} {lr:g}" if lr is not None and tuned else "",
         f"fitted {recipe.objective} {value:.4g}" if value is not None and not is_ratio else "",
         counted(recipe.baseline_seeds, "seed") if recipe.baseline_seeds else "",
     )
     at = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers"
-    interval = f"95% interval{' of seeds and choice of lr' * bool(recipe.tried)}"
+    interval = f"95% interval{f' of seeds and choice of {tuned}' * bool(tuned)}"
     if len(recipe.candidates) > 1:
         interval += "; verdicts: adjusted over settings, as intervals are not"
     return (

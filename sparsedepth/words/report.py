@@ -12,6 +12,7 @@ from sparsedepth.words.effects import (
     budget_text,
     compared_at,
     effect_sentence,
+    measured_nowhere,
     own_lr_line,
     second_look_lines,
     size_text,
@@ -183,7 +184,7 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
         "worth_it: less loss than every shallower depth at equal FLOPs (yes), or more than one of them (no)"
         if "worth_it" in columns
         else "",
-        "" if NEEDED in columns else f"{NEEDED} was measured in no run (measure: usefulness)",
+        "" if NEEDED in columns else measured_nowhere(NEEDED),
         *reasons,
         *((*depth_text(cells.settings).splitlines(), baseline_text(cells.settings)) if cells.settings else ()),
     )

@@ -372,6 +372,13 @@ def test_of_two_tuned_fields_the_second_stays_at_its_chosen_value():
     assert "the curve and its error are in lr alone: weight_decay at the value that tuning chose" in text
 
 
+def test_the_column_of_a_tuned_field_has_its_name():
+    runs = tuned(noisy(lambda c: 3.0))
+    other = runs.assign(tuned_fields="warmup_frac", warmup_frac=runs["lr"] * 10, lr=0.001)
+    table = listing(frame(other), cells_of(other, "val_loss")).table
+    assert "warmup_frac" in table.columns and "lr" not in table.columns
+
+
 # At equal loss
 
 

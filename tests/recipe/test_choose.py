@@ -123,6 +123,16 @@ def test_a_combination_that_cannot_be_built_is_refused_by_name():
     assert refused(recipe)["init=scaled"].startswith("cannot be combined with depth_scale=lns: ")
 
 
+def test_imported_runs_that_this_program_cannot_build_are_refused_by_name():
+    runs = cells([({}, 3.0), ({"n_heads": 2}, 2.9), ({"depth_scale": "lns"}, 2.8)])
+    runs.loc[runs["n_heads"] == 2, "n_heads"] = 7
+    recipe = derive(runs)
+    assert recipe.config == RunConfig(depth_scale="lns")
+    why = refused(recipe)["n_heads=7, n_kv_heads=2"]
+    assert why.startswith("it cannot be built: recipe: n_heads=7 does not divide d_model=64 ")
+    assert derive(runs.assign(n_heads=7)).abstained.startswith("its baseline cannot be built: recipe: n_heads=7 ")
+
+
 def test_a_setting_that_spends_more_of_what_is_matched_is_not_taken():
     runs = cells([({}, 3.0), ({"n_experts": 8, "top_k": 2}, 2.9)])
     assert derive(runs, matched="params_total").config == RunConfig(n_experts=8, top_k=2)
@@ -289,7 +299,7 @@ def test_it_abstains_with_a_reason():
     same = derive(sweep(planted, {"seed": [0, 1, 2]}))
     assert same.abstained == "its complete runs have one configuration: there is nothing to compare"
     unmeasured = derive(four(), objective="usefulness")
-    assert unmeasured.abstained == "usefulness was measured in no finished run"
+    assert unmeasured.abstained == "usefulness was measured in no finished run (measure: usefulness)"
     equal = derive(four().assign(val_loss=3.0))
     assert equal.abstained.startswith("the runs of different seeds have equal values")
     tuning = derive(four().assign(tuned_fields="lr", tuning="rejected"))

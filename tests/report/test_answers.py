@@ -68,7 +68,8 @@ def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
     sentence = variance_answer(runs_of(n_kv_heads=[4, 1])).sentence
     assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a change by a factor")
     missing = variance_answer(runs_of(n_kv_heads=[4, 1]).assign(residual_variance_last=None))
-    assert missing.sentence == "residual_variance_last was measured in no finished run" and not missing.table.rows
+    assert missing.sentence == "residual_variance_last was measured in no finished run (measure: variance)"
+    assert not missing.table.rows
 
 
 def test_depth_is_compared_at_equal_tokens_and_without_a_sentence_about_cost():
