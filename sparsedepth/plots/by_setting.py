@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle
 from sparsedepth.plots.runs import (
@@ -24,6 +23,7 @@ from sparsedepth.plots.runs import (
     cells_of_store,
     compared_runs,
     finished_of,
+    measured_models,
     n_changed,
     of_selection,
     once_per_store,
@@ -117,18 +117,9 @@ gradients = partial(_layer_lines, metrics=GRADIENTS)
 
 def scores(store: Store) -> Drawing:
     """By layer, a line per setting; of measured models, a line for each."""
-    if (runs := _models(store)) is not None:
+    if (runs := measured_models(store)) is not None:
         return by_depth(runs, *sound_values(store, runs, SCORES), line="name")
     return _layer_lines(store, SCORES)
-
-
-def _models(store: Store) -> pd.DataFrame | None:
-    """The first MOST measured models of a store that has nothing else."""
-    runs = all_runs(store)
-    if runs.empty or runs["model"].isna().any():
-        return None
-    names = runs["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
-    return runs.assign(name=names, setting=BASELINE)[names.isin(names.unique()[:MOST])]
 
 
 @once_per_store
@@ -221,7 +212,7 @@ def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
     proposal at each depth; of the points of one training, one line per step; of measured models, one for each."""
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
-    if (runs := _models(store)) is not None:
+    if (runs := measured_models(store)) is not None:
         return by_depth(runs, *sound_values(store, runs, metrics), line="name")
     runs = compared_runs(store)
     points, line = _points(store), "n_layers"

@@ -219,7 +219,7 @@ FIGURES = {
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
         ("gradients", "by_setting", "gradients of weights and stream by layer, one line per setting", OF_GRID),
-        ("matrices", "matrices", "effects, angles and Jacobians by pair of layers, by setting", OF_GRID),
+        ("matrices", "matrices", "effects, angles, Jacobians by pair of layers, causal traces, by setting", OF_GRID),
         ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("slices", "points", "a search: the first objective in order of start, and against each axis"),
         ("parallel", "points", "a search: every proposal as a line over its axes and objectives"),

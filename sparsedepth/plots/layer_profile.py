@@ -17,11 +17,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.plots.matrices import as_matrix, draw_matrix, norm_of
+from sparsedepth.plots.matrices import TRACED, as_matrix, draw_matrix, norm_of, with_traces
 from sparsedepth.plots.page import Drawing, caption, colour_bar, paper_width
 from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
-from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
+from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED, quantity_of_map
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import (
     RELATIVE_ROWS,
@@ -32,7 +32,7 @@ from sparsedepth.store.degeneracy import (
     sound_layer_metrics,
 )
 from sparsedepth.store.small_sample import Z
-from sparsedepth.words.captions import FACTS, folded, profile_caption, profile_title, title_of_pairs
+from sparsedepth.words.captions import FACTS, folded, profile_caption, profile_title, title_of_map
 from sparsedepth.words.degeneracy import layer_metrics_caption, reason_text
 
 COLUMNS = 4
@@ -68,10 +68,10 @@ PANELS = {
 }
 """Title -> metric without threshold -> label. In reading order: the stream, what it does to the loss, the weights."""
 LEFT_OUT = {name for name, quantity in BY_LAYER.items() if quantity.measure == "weights"} | {
-    *("state_cosine", "trajectory_pc1", "trajectory_pc2")
+    *("state_cosine", "trajectory_pc1", "trajectory_pc2", TRACED)
 }
 """Without a panel: weight sparsity by kind of matrix (seven lines per threshold, better as a table by `query`), unit
-vectors over layers, and `state_cosine`, which is 1 - block influence."""
+vectors over layers, `state_cosine`, which is 1 - block influence, and the causal trace, which is a map."""
 PANELS |= _single(*(name for name in BY_LAYER if name not in LEFT_OUT.union(*PANELS.values())))
 """Every other metric by layer is drawn: a new one comes last, in its own panel."""
 
@@ -111,8 +111,8 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
 def profile_of(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
     """The profile, from a run's row of `runs` and its rows of `layers` and `pairs` (`at_last_step`)."""
     n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
-    by_metric = dict([*pairs.dropna(subset="value").groupby("metric")])
-    matrices = {name: as_matrix(by_metric[name], name, n_layers) for name in BY_PAIR if name in by_metric}
+    by_metric = dict([*with_traces(pairs, layers).dropna(subset="value").groupby("metric")])
+    matrices = {name: as_matrix(by_metric[name], name, n_layers) for name in (*BY_PAIR, TRACED) if name in by_metric}
     return LayerProfile(run=run, n_layers=n_layers, profiles=_profiles(run, layers, n_layers), matrices=matrices)
 
 
@@ -155,8 +155,8 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     for axis, (title, drawn) in zip(panel_axes, panels.items(), strict=True):
         _draw_panel(axis, title, drawn, profile.n_layers)
     for axis, (name, matrix) in zip(map_axes, profile.matrices.items(), strict=True):
-        image = draw_matrix(axis, name, matrix, norm_of(matrix, BY_PAIR[name].scale))
-        axis.set_title(folded(title_of_pairs(name), TITLE), fontsize=8.5)
+        image = draw_matrix(axis, name, matrix, norm_of(matrix, quantity_of_map(name).scale))
+        axis.set_title(folded(title_of_map(name), TITLE), fontsize=8.5)
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
     relative = sorted(RELATIVE_ROWS & {*rows["name"], *profile.matrices})

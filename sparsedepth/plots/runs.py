@@ -44,6 +44,8 @@ class Selection(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
+MOST_MODELS = 5
+"""Measured models side by side."""
 ALL = Selection()
 _selected: WeakKeyDictionary[Store, Selection] = WeakKeyDictionary()
 
@@ -101,6 +103,15 @@ def finished_of(runs: pd.DataFrame) -> pd.DataFrame:
     if not (trained["outcome"] == "ok").any():
         raise NothingToDraw(f"none of the {len(trained)} runs finished, so there is nothing to draw")
     return trained
+
+
+def measured_models(store: Store) -> pd.DataFrame | None:
+    """The first MOST_MODELS measured models of a store that has nothing else."""
+    runs = all_runs(store)
+    if runs.empty or runs["model"].isna().any():
+        return None
+    names = runs["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
+    return runs.assign(name=names, setting=BASELINE)[names.isin(names.unique()[:MOST_MODELS])]
 
 
 @once_per_store

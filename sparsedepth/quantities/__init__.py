@@ -140,6 +140,11 @@ def quantity(name: str) -> Quantity:
     return IN_RUNS.get(name) or BY_LAYER[name]
 
 
+def quantity_of_map(name: str) -> Quantity:
+    """The quantity of a metric by pair of layers, or by layer and position."""
+    return BY_PAIR.get(name) or BY_LAYER[name]
+
+
 def axis_label(name: str) -> str:
     """The axis label of a column of `runs` or of a metric by layer."""
     return quantity(name).axis_label

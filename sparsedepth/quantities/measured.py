@@ -206,12 +206,12 @@ _RECORDS: tuple[Quantity, ...] = (
     SPANS.number("span_loss_added", "loss with blocks l - 1 and l replaced by one affine map, fitted from x_(l-2) on "
         "other tokens, - loss, layers 2 to n_layers", "nat/token", tables=RUNS_LAYERS, bounds=(-inf, inf), scale="symlog",
         label="loss added with two layers\nreplaced by one affine map", **SCORE),
-    TRACE.number("trace_restored", "(loss with noise of 3 sd on x_0 - loss if x_l at the last position is clean too) / "
-        "(loss with noise - loss), of the last position, layers 0 to n_layers: from which layer on the state there "
-        "holds what the answer needs", "share", tables=RUNS_LAYERS, bounds=(-inf, inf), has_interval=True,
+    TRACE.number("trace_restored", "trace_map of the last position: from which layer on the state there holds what the "
+        "answer needs", "share", tables=RUNS_LAYERS, bounds=(-inf, inf), has_interval=True,
         in_runs="mean over layers, without the last, of the {}"),
-    TRACE_MAP.number("trace_map", "that share with x_l clean at another position, whose number from 1 on ends the "
-        "metric's name, layers 0 to n_layers", "share", tables=LAYERS, bounds=(-inf, inf)),
+    TRACE_MAP.number("trace_map", "(loss with noise of 3 sd on x_0 - loss if x_l at this position is clean too) / (loss "
+        "with noise - loss), of the last position, layers 0 to n_layers; the position, from 1, ends the metric's name",
+        "share", tables=LAYERS, bounds=(-inf, inf), label="causal trace: share restored"),
     CAUSAL.number("causal_score", "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - "
         "x_(l-1), u' with block s skipped", source=f"{SPARSITY} after {EFFICIENT}", stage="effectiveness",
         rows="causal_effect", carried_by="first", **SCORE),

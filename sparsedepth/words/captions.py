@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparsedepth.quantities import BY_LAYER, BY_PAIR, IN_RUNS
+from sparsedepth.quantities import BY_LAYER, IN_RUNS, quantity_of_map
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
@@ -60,8 +60,8 @@ def decade(value: float, least: float = 0.0) -> str:
     return f"{'−' if value < 0 else ''}10{power}"
 
 
-def title_of_pairs(metric: str) -> str:
-    return BY_PAIR[metric].axis_label.replace("\n", " ")
+def title_of_map(metric: str) -> str:
+    return quantity_of_map(metric).axis_label.replace("\n", " ")
 
 
 def lr_change(row: Row) -> str:
@@ -139,7 +139,7 @@ def lr_range(lrs: "pd.Series", changes: str = CHANGES_VARIANCE) -> str:
 
 def to_measure(metrics: Iterable[str]) -> str:
     """What gives these metrics by layer or pair: 'add to measures: causal or permutation'."""
-    measures = {(BY_LAYER.get(name) or BY_PAIR[name]).measure: None for name in metrics}
+    measures = {quantity_of_map(name).measure: None for name in metrics}
     return f"add to measures: {' or '.join(filter(None, measures))}"
 
 
@@ -162,6 +162,19 @@ def by_setting_caption(points: "pd.DataFrame", finished: "pd.DataFrame", names_l
     others = sorted({*finished["n_layers"]} - {*points["n_layers"]})
     text += f" Not drawn: {', '.join(map(str, others))} layers." if others else ""
     return text + not_shown(finished["setting"].nunique() - points["setting"].nunique(), "further setting")
+
+
+def matrices_caption(values: "pd.DataFrame", notes: str) -> str:
+    """Of the means of `plots.matrices`."""
+    depths = {*values["n_layers"]}
+    of = f"The deepest, {max(depths)} layers" if len(depths) == 1 else "Each with its own layers"
+    most = values["n_runs"].max()
+    means = f"; mean over up to {most} runs each" if most > 1 else ""
+    return f"{of}{means}. Grey: missing pairs.{trace_note({*values['metric']})}{notes}"
+
+
+def trace_note(metrics: Collection[str]) -> str:
+    return f" Causal trace: {BY_LAYER['trace_map'].formula}." if "trace_map" in metrics else ""
 
 
 def models_caption(needed: str, n_models: int, n_without: int, n_texts: int) -> str:
@@ -277,6 +290,7 @@ def profile_caption(profile: "LayerProfile", degenerate: Mapping[str, str], note
     text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
     if profile.profiles["se"].notna().any():
         text += " Band: 95%, 1.96 standard errors over the random probes."
+    text += trace_note(profile.matrices)
     scores: dict[str, list[str]] = {}
     for name, reasons in degenerate.items():
         scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")

@@ -16,12 +16,14 @@ from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, _grid, layer_profile, layer_profile_page, profile_of
-from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist
+from sparsedepth.plots.matrices import MOST, TRACED, matrices, mean_matrices, page_of_matrices, pairs_that_exist
 from sparsedepth.plots.page import colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import MISSING
 from sparsedepth.store.connection import open_store
-from sparsedepth.words.captions import DEGENERATE, profile_title, title_of_pairs
+from sparsedepth.store.run_record import save_measured
+from sparsedepth.store.subject import MeasuredModel
+from sparsedepth.words.captions import DEGENERATE, profile_title, title_of_map
 
 RUN = {"run_id": "a", "weight_eps": "[0.001, 0.01]"}
 NO_PAIRS = pd.DataFrame(columns=["step", "layer", "other_layer", "metric", "value"])
@@ -42,7 +44,7 @@ def test_every_layer_metric_is_in_the_profile_or_left_out_on_purpose():
     explained = {f"weight_sparsity{rel}_{kind}" for rel in ("", "_rel") for kind in kinds}
     errors = {f"jacobian_deviation{form}_se" for form in ("", "_averaged", "_released")}
     ends = {column.name for column in quantities.LAYERS if column.part in ("lo", "hi")}
-    assert left_out == explained | errors | ends | {"trajectory_pc1", "trajectory_pc2", "state_cosine"}
+    assert left_out == explained | errors | ends | {"trajectory_pc1", "trajectory_pc2", "state_cosine", TRACED}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_every_score_is_drawn_at_any_depth(n_layers):
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
         page.draw_without_rendering()
-    wanted = {*PANELS} | {title_of_pairs(name) for name in quantities.BY_PAIR if pairs_that_exist(name, n_layers).any()}
+    wanted = {*PANELS} | {title_of_map(name) for name in quantities.BY_PAIR if pairs_that_exist(name, n_layers).any()}
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
     assert wanted == set(axes_by_title(page)) - {""}
@@ -162,8 +164,8 @@ def test_lines_and_heat_maps_have_the_numbers():
     legend = [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()]
     assert legend == ["|w| < 0.1", "|w| / rms < 0.1"]
     shown = axes["causal effect"].collections[1].get_array()
-    assert shown[2, 1] == pytest.approx(0.32)  # of layers 3 and 2, since the first is 1
-    assert shown.mask[1, 2] and shown.mask[1, 1] and not shown.mask[2, 1]
+    assert shown[3, 2] == pytest.approx(0.32)  # of layers 3 and 2
+    assert shown.mask[2, 3] and shown.mask[2, 2] and not shown.mask[3, 2]
     assert axes["residual variance"].get_yscale() == "log"
     assert axes["relative loss increase without the block"].get_yscale() == "linear"  # of less than a decade
     assert isinstance(axes["causal effect"].collections[1].norm, LogNorm)
@@ -220,7 +222,7 @@ def test_missing_values_are_grey_and_cells_without_a_pair_white():
     profile.profiles.loc[of_lens, "value"] = np.nan
     axes = axes_by_title(layer_profile_page(profile))
     grey = axes["permutation: relative loss increase"].collections[0]
-    assert np.argwhere(~grey.get_array().mask).tolist() == [[2, 0]]
+    assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
     assert tuple(grey.cmap(0)) == to_rgba(MISSING)
     (span,) = axes["early exit loss"].patches
     assert (span.get_x(), span.get_width()) == (1.5, 1.0)
@@ -269,11 +271,48 @@ def test_means_over_seeds_of_the_deepest():
     at = values.set_index(["setting", "layer", "other_layer"])["value"]
     assert at["baseline", 1, 4] == 4.5 and at["weight_decay=0.3", 1, 4] == 34.5
     assert set(values["n_runs"]) == {2} and notes == ""
-    page = page_of_matrices(values, 4)
+    page = page_of_matrices(values)
     assert page.get_supxlabel().startswith("The deepest, 4 layers; mean over up to 2 runs each.")
     first, second = (axis.collections[1] for axis in page.axes[:2])
-    assert first.norm is second.norm and first.get_array().mask[3, 1]
+    assert first.norm is second.norm and first.get_array().mask[4, 2]
     assert [axis.get_title() for axis in page.axes[:2]] == ["baseline", "weight_decay=0.3"]
+
+
+def traced_model(place, name, n_layers, n_positions):
+    """A model whose share is restored at position `layer` and below."""
+    sizes = {"n_layers": n_layers, "d_model": 8, "n_heads": 2, "n_kv_heads": 2, "n_experts": 0, "vocab_size": 40}
+    facts = {"model": name, "family": "gpt2", "dtype": "float32", "weights_hash": name, "data_hash": "1", "seq_len": 8}
+    rows = [
+        {"step": 0, "layer": layer, "metric": f"{TRACED}@{position}", "value": float(position <= layer), "n": 8}
+        for layer in range(n_layers + 1)
+        for position in range(1, n_positions + 1)
+    ]
+    save_measured(
+        place / name, MeasuredModel(**sizes, **facts, params_total=9), {"val_loss": 2.0}, {}, {"layers": rows}
+    )
+
+
+def test_a_causal_trace_is_a_map_of_positions_by_layers(tmp_path):
+    """Of two models that differ in layers and positions, one colour scale; not a line over all positions."""
+    traced_model(tmp_path, "two", 2, 12)
+    traced_model(tmp_path, "three", 3, 4)
+    with open_store(tmp_path) as store:
+        drawing, alone = matrices(store), layer_profile(store)
+    page, of_one = drawing.page(), alone.page()
+    maps = {axis.get_title(): axis for axis in page.axes}
+    assert {name: (axis.get_xlim(), axis.get_ylim()) for name, axis in maps.items()} == {
+        "three": ((-0.5, 3.5), (0.5, 4.5)),
+        "two": ((-0.5, 2.5), (0.5, 12.5)),
+    }
+    shown = maps["two"].collections[1]
+    assert shown.get_array()[1:, 1].tolist() == [1.0] + 11 * [0.0] and shown.norm is maps["three"].collections[1].norm
+    text = page.get_supxlabel().replace("\n", " ")
+    assert text.startswith("Each with its own layers.")
+    assert all(
+        "loss with noise of 3 sd on x_0" in caption.replace("\n", " ") for caption in (text, of_one.get_supxlabel())
+    )
+    assert [axis.get_title() for axis in of_one.axes] == ["causal trace: share restored"]
+    assert len(alone.data) == 4 * 4 and len(drawing.data) == 4 * 4 + 3 * 12
 
 
 def test_more_settings_than_fit_are_counted():
