@@ -9,7 +9,7 @@ shown. Runs of a cluster (a shape, a training) may deviate from the law together
 at a time (CR3: Bell and McCaffrey 2002), with Student's distribution of clusters - P.
 
 Sources of form: Hoffmann et al. 2203.15556, eq. 10, for N and D; the rest is ours.
-Shapes: N runs, P parameters (E, ln A, alpha, ln B, beta, k, g, h)."""
+Shapes: N runs, K terms (N, D), P parameters (E, ln A, ln B, alpha, beta, k, g, h)."""
 
 import math
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from sparsedepth.quantities.levels import ALPHA
+from sparsedepth.scaling.nonlinear import Solved, power_law, solve
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 N_PARAMETERS = 8
 WIDTH = 64
 """Of a head: the unit of width, as in dials by depth."""
-STARTS = (0.5, 0.85)
-"""Of E, as shares of the lowest loss."""
+K, G, H = np.eye(N_PARAMETERS)[5:]
+STARTS = (0.5, 0.85, 0.0)
+"""Of E, as shares of the lowest loss; the last one keeps it at 0."""
 EXPONENT = 0.3
 """Of N and D, from which a fit starts."""
 MIN_ASPECTS = 4
@@ -83,57 +84,53 @@ class AspectLaw:
     def main(self) -> AspectFit:
         return self.forms[0]
 
+    def linear(self, weight_P: np.ndarray) -> tuple[float, float, float, float]:
+        """A combination of the parameters, its 95% interval and its p, the wider and the larger of the forms."""
+        mean_G = np.array([weight_P @ fit.theta_P for fit in self.forms])
+        error_G = np.sqrt([max(weight_P @ fit.covariance_PP @ weight_P, 1e-30) for fit in self.forms])
+        half_G = error_G * [t_critical(fit.df) for fit in self.forms]
+        p = max(two_sided_p(t, fit.df) for t, fit in zip(np.abs(mean_G) / error_G, self.forms, strict=True))
+        return float(mean_G[0]), float((mean_G - half_G).min()), float((mean_G + half_G).max()), p
+
     @cached_property
     def p_move(self) -> float:
-        """Of h = 0: the larger of the forms."""
-        return max(_p(fit, np.eye(N_PARAMETERS)[7]) for fit in self.forms)
+        """Of h = 0."""
+        return self.linear(H)[3]
 
     @property
     def moves(self) -> bool:
         return self.p_move < ALPHA and self.has_optimum
 
-    @property
+    @cached_property
     def has_optimum(self) -> bool:
         """Whether the loss is shown to rise on both sides: k > 0."""
-        return all(fit.theta_P[5] > 0 and _p(fit, np.eye(N_PARAMETERS)[5]) < ALPHA for fit in self.forms)
+        return self.linear(K)[1] > 0
 
     def loss_at(self, C_B: np.ndarray) -> np.ndarray:
         """At budgets [FLOPs], of one layer per 64 of width, where size and tokens grow alike from their means."""
-        E, log_A, alpha, log_B, beta, *_ = self.main.theta_P
-        half_B = (np.log(C_B) - self.middle) / 2
-        return E + np.exp(log_A - alpha * half_B) + np.exp(log_B - beta * half_B)
+        return power_law(self.main.theta_P[:5], np.tile((np.log(C_B) - self.middle) / 2, (2, 1)))[0]
 
     def best_at(self, budgets: Sequence[float]) -> list[Best]:
         """The best aspect at each budget [FLOPs]."""
-        aspects = self.runs["aspect"]
+        least, most, (k, g, h) = self.runs["aspect"].min(), self.runs["aspect"].max(), self.main.theta_P[5:].tolist()
         found = []
         for C in budgets:
-            c = math.log(C) - self.middle
-            ends = [_optimum(fit, c) for fit in self.forms]
-            estimate = -(self.main.theta_P[6] + self.main.theta_P[7] * c) / (2 * self.main.theta_P[5])
-            is_within = bool(aspects.min() <= estimate <= aspects.max()) and self.main.theta_P[5] > 0
-            lo = hi = None
-            if all(ends) and self.has_optimum:
-                lo, hi = min(end[0] for end in ends if end), max(end[1] for end in ends if end)
-                lo = None if lo < aspects.min() - FAR else lo
-                hi = None if hi > aspects.max() + FAR else hi
-            found.append(Best(C, estimate if self.main.theta_P[5] > 0 else None, lo, hi, is_within))
+            c, lo, hi = math.log(C) - self.middle, None, None
+            estimate = -(g + h * c) / (2 * k)
+            ends = [end for fit in self.forms for end in _optimum(fit, c)] if self.has_optimum else []
+            if len(ends) == 2 * len(self.forms):
+                lo = None if min(ends) < least - FAR else min(ends)
+                hi = None if max(ends) > most + FAR else max(ends)
+            found.append(Best(C, estimate if k > 0 else None, lo, hi, bool(least <= estimate <= most) and k > 0))
         return found
 
     def doublings(self, C: float) -> list[Doubling]:
         """From each whole aspect that was run, to twice as many layers per width."""
-        c = math.log(C) - self.middle
         low, high = math.floor(self.runs["aspect"].min()), math.ceil(self.runs["aspect"].max())
-        found = []
-        for aspect in range(low, high):
-            weight_P = np.zeros(N_PARAMETERS)
-            weight_P[5:] = (aspect + 1) ** 2 - aspect**2, 1.0, c
-            sides = [(fit, float(weight_P @ fit.theta_P), _error(fit, weight_P)) for fit in self.forms]
-            halves = [t_critical(fit.df) * error for fit, _, error in sides]
-            lo = min(middle - half for (_, middle, _), half in zip(sides, halves, strict=True))
-            hi = max(middle + half for (_, middle, _), half in zip(sides, halves, strict=True))
-            found.append(Doubling(aspect, sides[0][1], lo, hi, max(_p(fit, weight_P) for fit in self.forms)))
-        return found
+        slope_P = G + (math.log(C) - self.middle) * H
+        return [
+            Doubling(aspect, *self.linear(((aspect + 1) ** 2 - aspect**2) * K + slope_P)) for aspect in range(low, high)
+        ]
 
 
 def aspect_law(runs: pd.DataFrame) -> AspectLaw:
@@ -161,107 +158,62 @@ def aspect_law(runs: pd.DataFrame) -> AspectLaw:
     return AspectLaw(runs=runs, forms=likely, middle=middle)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _RightSide:
-    """The law's columns, logarithms less their mean, and its value at parameters."""
-
-    n_N: np.ndarray
-    t_N: np.ndarray
-    shape_NX: np.ndarray
-    """Columns of k, g, h."""
-    is_log: bool
-
-    def at(self, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The right side and its derivatives, (N, P)."""
-        E, log_A, alpha, log_B, beta, *shape = theta_P
-        size_N, data_N = np.exp(log_A - alpha * self.n_N), np.exp(log_B - beta * self.t_N)
-        law_N = np.maximum(E + size_N + data_N, 1e-9)
-        by_law_NX = np.stack([np.ones(len(law_N)), size_N, -size_N * self.n_N, data_N, -data_N * self.t_N], axis=1)
-        if self.is_log:
-            by_law_NX /= law_N[:, None]
-        first_N = np.log(law_N) if self.is_log else law_N
-        return first_N + self.shape_NX @ np.array(shape), np.concatenate([by_law_NX, self.shape_NX], axis=1)
-
-    def solved(self, y_N: np.ndarray, start_P: np.ndarray) -> tuple[np.ndarray, float]:
-        """Parameters of least squares, and their sum."""
-        end = least_squares(
-            lambda theta_P: self.at(theta_P)[0] - y_N,
-            start_P,
-            jac=lambda theta_P: self.at(theta_P)[1],
-            bounds=([0.0, -np.inf, 0.0, -np.inf, 0.0, *[-np.inf] * 3], np.inf),
-            x_scale=np.array([1.0, 1.0, 0.1, 1.0, 0.1, 0.01, 0.01, 0.01]),
-            max_nfev=200,
-        )
-        return end.x, 2 * float(end.cost)
-
-
-def _right_side(runs: pd.DataFrame, middle: float, is_log: bool) -> _RightSide:
-    aspect_N, log_C_N = runs["aspect"].to_numpy(), np.log(runs["flops"].to_numpy())
-    log_D_N = np.log(runs["tokens"].to_numpy())
-    log_N_N = log_C_N - log_D_N
-    shape_NX = np.stack([aspect_N**2, aspect_N, aspect_N * (log_C_N - middle)], axis=1)
-    return _RightSide(n_N=log_N_N - log_N_N.mean(), t_N=log_D_N - log_D_N.mean(), shape_NX=shape_NX, is_log=is_log)
-
-
 def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
     """`is_log`: in ln L; its coefficients k, g, h are brought to nat/token at the mean loss."""
-    loss_N, side = runs["loss"].to_numpy(), _right_side(runs, middle, is_log)
-    y_N = np.log(loss_N) if is_log else loss_N
-    lowest = loss_N.min()
-    ends = [
-        side.solved(y_N, np.array([share * lowest, *[math.log((1 - share) * lowest / 2), EXPONENT] * 2, 0, 0, 0]))
-        for share in STARTS
-    ]
-    theta_P, _ = min(ends, key=lambda end: end[1])
-    if theta_P[2] <= 0 or theta_P[4] <= 0:
+    aspect_N, loss_N = runs["aspect"].to_numpy(), runs["loss"].to_numpy()
+    log_C_N, log_D_N = np.log(runs["flops"].to_numpy()), np.log(runs["tokens"].to_numpy())
+    z_KN = np.stack([log_C_N - log_D_N, log_D_N])
+    z_KN -= z_KN.mean(axis=1, keepdims=True)
+    shape_NX = np.stack([aspect_N**2, aspect_N, aspect_N * (log_C_N - middle)], axis=1)
+
+    def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        law_N, by_NX = power_law(theta_P[:5], z_KN)
+        law_N = np.maximum(law_N, 1e-9)
+        if is_log:
+            law_N, by_NX = np.log(law_N), by_NX / law_N[:, None]
+        return law_N + shape_NX @ theta_P[5:], np.concatenate([by_NX, shape_NX], axis=1)
+
+    y_N, lowest, ends = np.log(loss_N) if is_log else loss_N, loss_N.min(), []
+    for share in STARTS:
+        part = math.log((1 - share) * lowest / 2)
+        start_P = np.array([share * lowest, part, part, EXPONENT, EXPONENT, 0, 0, 0])
+        ends.append(solve(at, y_N, start_P, np.arange(N_PARAMETERS) >= (share == 0)))
+    within = [end for end in ends if end.theta_P[0] >= 0 and end.theta_P[3:5].min() > 0]
+    if not within:
         return None
-    fitted_N, by_NP = side.at(theta_P)
+    end = min(within, key=lambda end: end.cost)
     index_N = pd.factorize(runs["cluster"])[0]
-    free_P = np.array([theta_P[0] > 1e-6, *[True] * (N_PARAMETERS - 1)])
-    scale_P = np.array([*[1.0] * 5, *[float(loss_N.mean()) if is_log else 1.0] * 3])
-    covariance_PP = np.zeros((N_PARAMETERS, N_PARAMETERS))
-    covariance_PP[np.ix_(free_P, free_P)] = _by_clusters(by_NP[:, free_P], y_N - fitted_N, index_N)
-    left_N = (np.exp(fitted_N) if is_log else fitted_N) - loss_N
+    scale_P = np.repeat([1.0, float(loss_N.mean()) if is_log else 1.0], (5, 3))
+    left_N = y_N - end.residual_N
     return AspectFit(
-        theta_P=theta_P * scale_P,
-        covariance_PP=covariance_PP * np.outer(scale_P, scale_P),
-        square=float((left_N**2).sum()),
-        df=max(1, int(index_N.max()) + 1 - int(free_P.sum())),
+        theta_P=end.theta_P * scale_P,
+        covariance_PP=_by_clusters(end, index_N) * np.outer(scale_P, scale_P),
+        square=float((((np.exp(left_N) if is_log else left_N) - loss_N) ** 2).sum()),
+        df=max(1, int(index_N.max()) + 1 - int(end.free_P.sum())),
     )
 
 
-def _by_clusters(by_NP: np.ndarray, residual_N: np.ndarray, index_N: np.ndarray) -> np.ndarray:
+def _by_clusters(end: Solved, index_N: np.ndarray) -> np.ndarray:
     """The covariance of the parameters by leaving out one cluster at a time, to first order (CR3)."""
+    by_NP = end.jacobian_NP * end.free_P
     inverse_PP = np.linalg.pinv(by_NP.T @ by_NP)
     n_clusters = int(index_N.max()) + 1
     covariance_PP = np.zeros_like(inverse_PP)
     for cluster in range(n_clusters):
-        own_XP, left_X = by_NP[index_N == cluster], residual_N[index_N == cluster]
+        own_XP, left_X = by_NP[index_N == cluster], end.residual_N[index_N == cluster]
         hat_XX = own_XP @ inverse_PP @ own_XP.T
         move_P = inverse_PP @ own_XP.T @ np.linalg.lstsq(np.eye(len(left_X)) - hat_XX, left_X, rcond=1e-6)[0]
         covariance_PP += np.outer(move_P, move_P)
     return covariance_PP * (n_clusters - 1) / n_clusters
 
 
-def _error(fit: AspectFit, weight_P: np.ndarray) -> float:
-    return math.sqrt(max(float(weight_P @ fit.covariance_PP @ weight_P), 1e-30))
-
-
-def _p(fit: AspectFit, weight_P: np.ndarray) -> float:
-    return two_sided_p(abs(float(weight_P @ fit.theta_P)) / _error(fit, weight_P), fit.df)
-
-
-def _optimum(fit: AspectFit, c: float) -> tuple[float, float] | None:
-    """Fieller's 95% interval of -(g + h c) / 2k; None where it is not bounded."""
-    top_P, below_P = np.zeros(N_PARAMETERS), np.zeros(N_PARAMETERS)
-    top_P[6:], below_P[5] = (-1.0, -c), 2.0
-    top, below = float(top_P @ fit.theta_P), float(below_P @ fit.theta_P)
-    t2 = t_critical(fit.df) ** 2
-    v_tt, v_tb, v_bb = (
-        float(one @ fit.covariance_PP @ other) for one, other in ((top_P, top_P), (top_P, below_P), (below_P, below_P))
-    )
+def _optimum(fit: AspectFit, c: float) -> Sequence[float]:
+    """Fieller's 95% interval of -(g + h c) / 2k; none where it is not bounded."""
+    side_XP, t2 = np.stack([-G - c * H, 2 * K]), t_critical(fit.df) ** 2
+    top, below = side_XP @ fit.theta_P
+    (v_tt, v_tb), (_, v_bb) = side_XP @ fit.covariance_PP @ side_XP.T
     a, b, d = below**2 - t2 * v_bb, top * below - t2 * v_tb, top**2 - t2 * v_tt
     if a <= 0 or b**2 - a * d < 0:
-        return None
+        return ()
     root = math.sqrt(b**2 - a * d)
-    return (b - root) / a, (b + root) / a
+    return float((b - root) / a), float((b + root) / a)

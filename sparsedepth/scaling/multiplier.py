@@ -33,8 +33,6 @@ from sparsedepth.scaling.ladder import Ladder, ladder_of
 from sparsedepth.scaling.nonlinear import Solved, power_law, solve
 from sparsedepth.store.small_sample import Z, t_critical
 
-STARTS = (0.3, 0.6, 0.85)
-"""Of L_inf, as shares of the lowest loss."""
 BEYOND = 4.0
 """Times the largest budget, at which a worth is extrapolated."""
 SHARED = 0.5
@@ -64,6 +62,12 @@ def parabola(shape_X: np.ndarray, x_N: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """a - alpha x + q x^2, from (q, a, alpha)."""
     q, a, alpha = shape_X
     return a - alpha * x_N + q * x_N**2, 2 * q * x_N - alpha, np.stack([x_N**2, np.ones_like(x_N), -x_N], axis=1)
+
+
+Form = tuple[Shape, Sequence[tuple[float, bool]]]
+"""The law, and starts of L_inf, as shares of the lowest loss, with whether the first parameter is free."""
+OFFSET_LAW: Form = (offset_law, ((0.3, True), (0.6, True), (0.85, True)))
+POWER_LAW: Form = (offset_law, ((0.0, False),))
 
 
 class Prior(NamedTuple):
@@ -98,9 +102,8 @@ class MultiplierLaw:
         n = int(baseline_N.sum())
         square_G = np.array([(fit.steady.residual_N[baseline_N] ** 2).sum() for fit in self.fits])
         n_free_G = np.array([fit.steady.free_P[:3].sum() for fit in self.fits])
-        spare_G = n - n_free_G
-        known = spare_G > 0
-        of_baseline = (square_G[known] / spare_G[known]).min() if known.any() else 0.0
+        known = n_free_G < n
+        of_baseline = (square_G[known] / (n - n_free_G[known])).min() if known.any() else 0.0
         variance = max(of_baseline, min(self._noise(fit.steady)[0] for fit in self.fits) / 2)
         log_G = -(square_G / variance + n_free_G * np.log(n)) / 2
         weight_G = np.exp(log_G - log_G.max())
@@ -153,19 +156,20 @@ class MultiplierLaw:
         return self.worth_at(C) if self.has_drift else self.worth
 
     @cached_property
-    def _pair_G(self) -> list[tuple[np.ndarray, np.ndarray, float]]:
-        """Of each form (ln m, d), the inverse of its covariance, and degrees of freedom; none with too few budgets."""
-        fits = [] if self.drift is None else [fit.drifting for fit in self.fits]
-        return [(fit.theta_P[3:], np.linalg.inv(self._covariance(fit)[3:, 3:]), self._noise(fit)[1]) for fit in fits]
+    def _inverse_G(self) -> list[np.ndarray]:
+        """Of each form the inverse of the covariance of (ln m, d)."""
+        return [np.linalg.inv(self._covariance(fit.drifting)[3:, 3:]) for fit in self.fits]
 
     def p(self, by: float = 0.0) -> float:
         """Of no difference: of (ln m, d) = 0, by F, and of what it is judged by; `by`: with ln m larger by this."""
-        found = self.judged_by
-        if found is None:
+        if (found := self.judged_by) is None:
             return 1.0
-        moved = [(theta_X + np.array([by, 0.0]), inverse_XX, df) for theta_X, inverse_XX, df in self._pair_G]
-        p_G = [fdtrc(2, df, theta_X @ inverse_XX @ theta_X / 2) for theta_X, inverse_XX, df in moved]
-        return max(replace(found, mean_G=found.mean_G + by).p, float(self.weight_G @ p_G) if p_G else 0.0)
+        p = replace(found, mean_G=found.mean_G + by).p
+        if self.drift is None:
+            return p
+        pair_G = [fit.drifting.theta_P[3:] + np.array([by, 0.0]) for fit in self.fits]
+        F_G = [pair @ inverse @ pair / 2 for pair, inverse in zip(pair_G, self._inverse_G, strict=True)]
+        return max(p, float(self.weight_G @ fdtrc(2, self.drift.df_G, F_G)))
 
     @property
     def judged_by(self) -> Distribution | None:
@@ -189,19 +193,16 @@ class MultiplierLaw:
 
     def baseline_at(self, C_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The baseline's loss by the law, and the half-width of its 95% band in ln L."""
-        x_N, band = np.log(C_N) - self.ladder.middle, []
-        parts = [fit.law(fit.steady.theta_P[:3], x_N) for fit in self.fits]
-        covariances = [self._covariance(fit.steady)[:3, :3] for fit in self.fits]
-        df_G = np.full(len(parts), max(1.0, self._noise(self.fits[0].steady)[1]))
-        for n in range(len(x_N)):
-            sd_G = [
-                max(float(np.sqrt(by_NX[n] @ of_XX @ by_NX[n])), ROUNDING)
-                for (_, _, by_NX), of_XX in zip(parts, covariances, strict=True)
-            ]
-            at = Distribution(np.array([part[0][n] for part in parts]), np.array(sd_G), df_G, self.weight_G, 1.0)
-            band.append((np.exp(at.estimate), np.ptp(at.interval) / 2))
-        middle_N, half_N = np.array(band).T
-        return middle_N, half_N
+        x_N, fits = np.log(C_N) - self.ladder.middle, [fit.steady for fit in self.fits]
+        mean_GN, _, by_GNX = zip(*(fit.law(fit.steady.theta_P[:3], x_N) for fit in self.fits), strict=True)
+        of_GXX = np.array([self._covariance(fit)[:3, :3] for fit in fits])
+        sd_GN = np.maximum(np.sqrt(np.einsum("gnx,gxy,gny->gn", by_GNX, of_GXX, by_GNX)), ROUNDING)
+        df_G = np.full(len(fits), max(1.0, self._noise(fits[0])[1]))
+        at_N = [
+            Distribution(mean_G, sd_G, df_G, self.weight_G, 1.0)
+            for mean_G, sd_G in zip(np.transpose(mean_GN), sd_GN.T, strict=True)
+        ]
+        return np.exp([at.estimate for at in at_N]), np.array([np.ptp(at.interval) / 2 for at in at_N])
 
     @property
     def left(self) -> tuple[float, float]:
@@ -263,26 +264,19 @@ class MultiplierLaw:
         return Distribution(np.array(mean_G), sd_G, df_G, self.weight_G, seeds_share=1.0)
 
     def _by_slope(self, setting: int) -> Distribution | None:
-        """The gain over the baseline at the nearest budget, by the slope from there to the next budget, or the one
-        before."""
-        x_N, y_N, base = self.ladder.x_N, self.ladder.mean_N, int(self.ladder.base_N[setting])
-        baseline = np.flatnonzero(~self.ladder.is_setting_N)
-        baseline = baseline[np.argsort(x_N[baseline])]
+        """By a power law of the baseline's nearest budget and the next one, or the one before."""
+        x_N, y_N = self.ladder.x_N, self.ladder.mean_N
+        baseline = sorted(np.flatnonzero(~self.ladder.is_setting_N), key=lambda cell: x_N[cell])
         place = int(np.abs(x_N[baseline] - x_N[setting]).argmin())
-        at, is_gain = baseline[place], y_N[setting] < y_N[baseline[place]]
-        far = baseline[place + 1 if (is_gain and place + 1 < len(baseline)) or place == 0 else place - 1]
-        slope = (y_N[far] - y_N[at]) / (x_N[far] - x_N[at])
-        gain = (y_N[setting] - y_N[at]) / slope
-        by_slope = gain / (y_N[far] - y_N[at])
-        row_N = np.zeros(len(x_N))
-        np.add.at(row_N, [setting, at, far, at], [1 / slope, -1 / slope, -by_slope, by_slope])
-        row_N[base] += (base != setting) / slope  # of its difference from there
-        return self._by_rows([self.fits[0].steady], [row_N], [x_N[at] - x_N[setting] + gain])
+        is_gain = y_N[setting] < y_N[baseline[place]] and place + 1 < len(baseline)
+        far = baseline[place + 1 if is_gain or place == 0 else place - 1]
+        ladder = self.ladder.only([baseline[place], far, setting])
+        return MultiplierLaw(ladder=ladder, by_seeds=True, fits=_fits(ladder, [POWER_LAW], math.inf)).worth
 
 
 def law_by_seeds(ladder: Ladder) -> MultiplierLaw:
     """With L_inf of 0 or above."""
-    form = (offset_law, ((0.0, False), *((share, True) for share in STARTS)))
+    form = (offset_law, (*POWER_LAW[1], *OFFSET_LAW[1]))
     return MultiplierLaw(ladder=ladder, by_seeds=True, fits=_fits(ladder, [form], least_for_drift=2))
 
 
@@ -290,11 +284,7 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierL
     """`asymptote`: L_inf [nat/token], pinned, which leaves the first form alone. Raises ValueError for one that is not
     below every loss."""
     least = float(np.exp(ladder.mean_N.min()))
-    forms: Sequence[Form] = [
-        (offset_law, tuple((share, True) for share in STARTS)),
-        (offset_law, ((0.0, False),)),
-        (parabola, ((0.0, True),)),
-    ]
+    forms: Sequence[Form] = (OFFSET_LAW, POWER_LAW, (parabola, ((0.0, True),)))
     if asymptote is not None:
         if not 0 <= asymptote < least:
             told = f"the asymptote {asymptote:g} is not between 0 and the lowest loss, {least:.4g}"
@@ -303,11 +293,7 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierL
     return MultiplierLaw(ladder=ladder, by_seeds=False, fits=_fits(ladder, forms, least_for_drift=3))
 
 
-Form = tuple[Shape, Sequence[tuple[float, bool]]]
-"""The law, and starts of L_inf, as shares of the lowest loss, with whether the first parameter is free."""
-
-
-def _fits(ladder: Ladder, forms: Sequence[Form], least_for_drift: int) -> list[FormFit]:
+def _fits(ladder: Ladder, forms: Sequence[Form], least_for_drift: float) -> list[FormFit]:
     """Those that have a fit. `least_for_drift`: budgets of the setting."""
     x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.mean_N
     baseline_N, least, found = ~ladder.is_setting_N, float(np.exp(y_N.min())), []
