@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
-from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, jacobian
+from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design
+from sparsedepth.scaling.nonlinear import Solved, solve
 from sparsedepth.store.small_sample import LEVEL, t_critical
 
 N_STARTS = 20
@@ -29,7 +29,8 @@ N_REWEIGHTED = 3
 """Iterations of variances from residuals and parameters from variances; more change no printed digit."""
 SAME = 1e-6
 """Relative difference of costs up to which optima are the same."""
-MAX_EVALUATIONS = 400
+TOLERANCE = 1e-10
+"""Of a fit from one of many starts."""
 NEGLIGIBLE = 1e-7
 """A parameter that changes ln L by less per unit has no effect: its term has vanished."""
 ROUNDING = 1e-10
@@ -142,7 +143,7 @@ class FittedLaw:
     @property
     def objective(self) -> float:
         """100 times the mean squared residual of ln L."""
-        return 100 * float((self.plan.residuals(self.theta) ** 2).mean())
+        return 100 * float(((self.plan.at(self.theta)[0] - self.plan.y) ** 2).mean())
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -174,42 +175,34 @@ def fit_law(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STAR
     has_clusters = CLUSTER in points.columns
     clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0] if has_clusters else np.arange(len(points)))
     start_RP = _starts(plan, n_starts, np.random.default_rng(seed))
-    ends = [solve(plan, start_P, clusters) for start_P in start_RP]
+    ends = [refit(plan, start_P, clusters) for start_P in start_RP]
     for _ in range(N_REWEIGHTED if has_clusters else 0):
-        best_P = min(ends, key=lambda end: end[1])[0]
-        clusters = cluster_effect(clusters.index, plan.residuals(best_P), n_free)
-        ends = [solve(plan, start_P, clusters) for start_P in start_RP]
-    theta_P, cost = min(ends, key=lambda end: end[1])
-    covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
-    n_reached = sum(end[1] <= cost * (1 + SAME) + 1e-24 for end in ends)
+        residual_N = plan.at(min(ends, key=lambda end: end.cost).theta_P)[0] - plan.y
+        clusters = cluster_effect(clusters.index, residual_N, n_free)
+        ends = [refit(plan, start_P, clusters) for start_P in start_RP]
+    best = min(ends, key=lambda end: end.cost)
+    covariance_PP, condition, gradient = _curvature(best)
+    n_reached = sum(end.cost <= best.cost * (1 + SAME) + 1e-24 for end in ends)
     return FittedLaw(
-        plan=plan, points=points, clusters=clusters, theta=theta_P, covariance=covariance_PP, cost=cost,
+        plan=plan, points=points, clusters=clusters, theta=best.theta_P, covariance=covariance_PP, cost=best.cost,
         gradient=gradient, n_starts=n_starts, n_reached=n_reached, condition=condition, dropped=tuple(dropped),
     )  # fmt: skip
 
 
-def solve(
+def refit(
     plan: DesignMatrix, start_P: np.ndarray, clusters: ClusterEffect | None = None, weight_N: np.ndarray | None = None
-) -> tuple[np.ndarray, float]:
-    """Parameters and cost at the optimum reached from `start_P`; `weight_N`: how often each point counts."""
-    free_P = plan.law.free
+) -> Solved:
+    """The optimum reached from `start_P`, of whitened rows; `weight_N`: how often each point counts."""
     root_N = np.ones(len(plan.y)) if weight_N is None else np.sqrt(weight_N)
 
     def whitened(values: np.ndarray) -> np.ndarray:
         return (root_N * (clusters.whitened(values) if clusters else values).T).T
 
-    def full(free: np.ndarray) -> np.ndarray:
-        theta_P = start_P.copy()
-        theta_P[free_P] = free
-        return theta_P
+    def at(theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        fitted_N, by_NP = plan.at(theta_P)
+        return whitened(fitted_N), whitened(by_NP)
 
-    solved = least_squares(
-        lambda free: whitened(plan.residuals(full(free))),
-        start_P[free_P],
-        jac=lambda free: whitened(jacobian(full(free), plan.z)[:, free_P]),
-        **{"method": "lm", "ftol": 1e-10, "xtol": 1e-10, "gtol": 1e-10, "max_nfev": MAX_EVALUATIONS},
-    )
-    return full(solved.x), 2 * float(solved.cost)
+    return solve(at, whitened(plan.y), start_P, plan.law.free, TOLERANCE)
 
 
 def _starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
@@ -221,19 +214,16 @@ def _starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -
     share_RK = generator.dirichlet(np.ones(len(law.terms)), n_starts)
     g_RK = np.log((loss_N.mean() - e_R)[:, None] * np.maximum(share_RK, 1e-3))
     a_RK = generator.uniform(0.1, 2.5, (n_starts, len(law.terms)))
-    start_RP = np.concatenate([g_RK, a_RK, np.log(e_R)[:, None]], axis=1)
+    start_RP = np.concatenate([np.log(e_R)[:, None], g_RK, a_RK], axis=1)
     for name, value in law.fixed.items():
         start_RP[:, law.names.index(name)] = value
     return start_RP
 
 
-def _curvature(
-    plan: DesignMatrix, theta_P: np.ndarray, cost: float, clusters: ClusterEffect
-) -> tuple[np.ndarray, float, float]:
+def _curvature(end: Solved) -> tuple[np.ndarray, float, float]:
     """At the optimum: s^2 (J'J)^-1 with s^2 = cost / (N - free parameters), the condition number of J with columns of
     length 1, and the largest cosine of such a column with the residual."""
-    free_P, n = plan.law.free, len(plan.y)
-    residual_N, by_NP = clusters.whitened(plan.residuals(theta_P)), clusters.whitened(jacobian(theta_P, plan.z))
+    free_P, by_NP, n = end.free_P, end.jacobian_NP, len(end.residual_N)
     size_P = np.linalg.norm(by_NP, axis=0)
     moves_P = free_P & (size_P > NEGLIGIBLE * np.sqrt(n))
     unit_NP = by_NP[:, moves_P] / size_P[moves_P]
@@ -242,9 +232,9 @@ def _curvature(
     out_PP = np.where(free_P[:, None] & free_P, np.nan, 0.0)
     if condition < UNIDENTIFIED:
         inverse = (rotation.T / singular**2) @ rotation / np.outer(size_P[moves_P], size_P[moves_P])
-        out_PP[np.ix_(moves_P, moves_P)] = cost / (n - free_P.sum()) * inverse
-    is_exact = cost <= n * ROUNDING**2
-    return out_PP, condition, 0.0 if is_exact else float(np.abs(residual_N @ unit_NP).max() / np.sqrt(cost))
+        out_PP[np.ix_(moves_P, moves_P)] = end.cost / (n - free_P.sum()) * inverse
+    is_exact = end.cost <= n * ROUNDING**2
+    return out_PP, condition, 0.0 if is_exact else float(np.abs(end.residual_N @ unit_NP).max() / np.sqrt(end.cost))
 
 
 def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
@@ -283,7 +273,7 @@ def bootstrap(fitted: FittedLaw, n_replicates: int, seed: int = 0) -> Bootstrap:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
     n, generator = len(fitted.clusters.sizes), np.random.default_rng(seed)
     weight_RN = generator.multinomial(n, np.full(n, 1 / n), size=n_replicates)[:, fitted.clusters.index]
-    theta_RP = np.array([solve(fitted.plan, fitted.theta, fitted.clusters, weight_N)[0] for weight_N in weight_RN])
+    theta_RP = np.array([refit(fitted.plan, fitted.theta, fitted.clusters, weight_N).theta_P for weight_N in weight_RN])
     intervals = {}
     for quantity in fitted.plan.quantities():
         if quantity.name not in fitted.law.fixed:

@@ -9,8 +9,7 @@ A fit uses centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k ar
 
 exp(g_k) > 0 is the contribution of term k at the geometric mean of its predictor.
 
-Shapes: K terms, N points, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e. Functions of parameters take one
-fit's, (P,), or those of many, (R, P)."""
+Shapes: K terms, N points, P = 1 + 2 K parameters in the order e, g_1..g_K, a_1..a_K; R fits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-LARGEST = 60.0
-"""Logarithms of terms are cut off here, so that no step of a fit overflows."""
+from sparsedepth.scaling.nonlinear import power_law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class Law:
     @property
     def names(self) -> tuple[str, ...]:
         symbols = [term.symbol for term in self.terms]
-        return (*(f"g_{symbol}" for symbol in symbols), *(f"a_{symbol}" for symbol in symbols), "e")
+        return ("e", *(f"g_{symbol}" for symbol in symbols), *(f"a_{symbol}" for symbol in symbols))
 
     @property
     def free(self) -> np.ndarray:
@@ -95,9 +93,12 @@ class DesignMatrix:
     y: np.ndarray
     """ln loss, (N,)."""
 
-    def residuals(self, theta_P: np.ndarray) -> np.ndarray:
-        """ln L of the law minus that of each point, (N,)."""
-        return np.log(fitted_loss(theta_P, self.z)) - self.y
+    def at(self, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ln L of the law at each point, and its derivatives, (N, P)."""
+        E = np.exp(theta_P[0])
+        loss_N, by_NP = power_law(np.array([E, *theta_P[1:]]), self.z)
+        by_NP[:, 0] *= E
+        return np.log(loss_N), by_NP / loss_N[:, None]
 
     def quantities(self) -> list[FittedQuantity]:
         """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
@@ -115,24 +116,3 @@ def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
     log_KN = np.log([term.factor * points[term.column].to_numpy(float) for term in law.terms])
     centre_K = log_KN.mean(axis=1)
     return DesignMatrix(law=law, z=log_KN - centre_K[:, None], centre=centre_K, y=np.log(points["loss"].to_numpy()))
-
-
-def contributions(theta: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each term's contribution to the loss, (..., K, N), and E, (..., 1)."""
-    n_terms = len(z_KN)
-    log_part = theta[..., :n_terms, None] - theta[..., n_terms : 2 * n_terms, None] * z_KN
-    return np.exp(np.clip(log_part, -LARGEST, LARGEST)), np.exp(np.clip(theta[..., -1:], -LARGEST, LARGEST))
-
-
-def fitted_loss(theta: np.ndarray, z_KN: np.ndarray) -> np.ndarray:
-    """L at every point, (..., N) [nat/token]."""
-    term_KN, e = contributions(theta, z_KN)
-    return term_KN.sum(axis=-2) + e
-
-
-def jacobian(theta_P: np.ndarray, z_KN: np.ndarray) -> np.ndarray:
-    """The derivative of ln L with respect to every parameter, (N, P)."""
-    term_KN, e = contributions(theta_P, z_KN)
-    loss_N = term_KN.sum(axis=0) + e
-    share_KN = term_KN / loss_N
-    return np.concatenate([share_KN, -z_KN * share_KN, (e / loss_N)[None]]).T

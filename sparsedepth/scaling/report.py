@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.scaling.fit_law import CLUSTER, Bootstrap, FittedLaw, Parameter
-from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.words.scaling import law_text, law_warnings
@@ -69,9 +68,11 @@ def law_points(fitted: FittedLaw) -> pd.DataFrame:
     """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and NAME_rest
     (loss minus E and the other terms), in nat/token."""
     plan = fitted.plan
-    fitted_N = fitted_loss(fitted.theta, plan.z)
-    points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
-    for term, part_N in zip(fitted.law.terms, contributions(fitted.theta, plan.z)[0], strict=True):
+    log_N, by_NP = plan.at(fitted.theta)
+    fitted_N = np.exp(log_N)
+    points = fitted.points.assign(fitted=fitted_N, residual=plan.y - log_N)
+    for number, term in enumerate(fitted.law.terms, 1):
+        part_N = by_NP[:, number] * fitted_N  # d ln L / d g
         points[f"{term.name}_part"] = part_N
         points[f"{term.name}_rest"] = points["loss"] - fitted_N + part_N
     return points
@@ -84,7 +85,7 @@ def curve_of(fitted: FittedLaw, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     z_G = np.log(term.factor * column_G) - plan.centre[k]
 
     def part(theta: np.ndarray) -> np.ndarray:
-        return np.exp(theta[..., k, None] - theta[..., n_terms + k, None] * z_G)
+        return np.exp(theta[..., 1 + k, None] - theta[..., 1 + n_terms + k, None] * z_G)
 
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)

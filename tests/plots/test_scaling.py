@@ -17,7 +17,7 @@ def fitted():
 
 def test_parts_and_residuals_add_up_to_the_loss(fitted):
     points = law_points(fitted)
-    e = np.exp(fitted.theta[-1])
+    e = np.exp(fitted.theta[0])
     parts = points["width_part"] + points["depth_part"] + points["data_part"]
     assert (parts + e).to_numpy() == pytest.approx(points["fitted"].to_numpy())
     rest = points["depth_rest"] + points["width_part"] + points["data_part"] + e

@@ -6,8 +6,8 @@ import pytest
 from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.plots.scaling import law_page
-from sparsedepth.scaling.fit_law import ClusterEffect, bootstrap, cluster_effect, fit_law, solve
-from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
+from sparsedepth.scaling.fit_law import ClusterEffect, bootstrap, cluster_effect, fit_law, refit
+from sparsedepth.scaling.law import Law, design
 from sparsedepth.scaling.points import read_points
 from sparsedepth.scaling.report import Report, doubts, law_points
 from sparsedepth.words.scaling import fit_warnings, law_heading
@@ -47,11 +47,11 @@ def test_the_cost_is_that_of_the_inverse_covariance():
     points = clustered(0.02)
     index = points.groupby("cluster", sort=False).ngroup().to_numpy()
     plan = design(points, Law())
-    theta_P, cost = solve(plan, theta_of(plan), ClusterEffect(index=index, between=0.02, within=0.004))
-    residual = np.log(fitted_loss(theta_P, plan.z)) - plan.y
+    found = refit(plan, theta_of(plan), ClusterEffect(index=index, between=0.02, within=0.004))
+    fitted_N, by_NP = plan.at(found.theta_P)
+    residual = fitted_N - plan.y
     inverse = np.linalg.inv(0.004**2 * np.eye(len(index)) + 0.02**2 * (index[:, None] == index))
-    assert cost == pytest.approx(0.004**2 * residual @ inverse @ residual, rel=1e-9)
-    by_NP = jacobian(theta_P, plan.z)
+    assert found.cost == pytest.approx(0.004**2 * residual @ inverse @ residual, rel=1e-9)
     slope, scale = by_NP.T @ inverse @ residual, np.sqrt(np.einsum("np,nm,mp->p", by_NP, inverse, by_NP))
     assert np.abs(slope / scale).max() < 1e-4 * np.sqrt(residual @ inverse @ residual)
 

@@ -2,14 +2,15 @@
 derivatives against differences."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
-from sparsedepth.scaling.fit_law import bootstrap, fit_law, solve
-from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss, jacobian
+from sparsedepth.scaling.fit_law import bootstrap, fit_law, refit
+from sparsedepth.scaling.law import TERMS, Law, design
 from sparsedepth.scaling.report import doubts, log_correlations
 from sparsedepth.words.scaling import fit_warnings, law_text
 
@@ -127,10 +128,11 @@ def test_a_weight_of_two_is_the_point_twice_and_of_none_its_absence():
     weight_N = np.ones(len(points))
     weight_N[:10], weight_N[10:20] = 2, 0
     plan = design(points, Law())
-    theta_P, cost = solve(plan, theta_of(plan), weight_N=weight_N)
+    weighted = refit(plan, theta_of(plan), weight_N=weight_N)
     other = design(points.loc[np.repeat(points.index, weight_N.astype(int))].reset_index(drop=True), Law())
-    other_P, other_cost = solve(other, theta_of(other))
-    assert cost == pytest.approx(other_cost, rel=1e-9) and theta_P[3:6] == pytest.approx(other_P[3:6], rel=1e-4)
+    twice = refit(other, theta_of(other))
+    assert weighted.cost == pytest.approx(twice.cost, rel=1e-9)
+    assert weighted.theta_P[4:] == pytest.approx(twice.theta_P[4:], rel=1e-4)
 
 
 def test_standard_intervals_cover_the_truth_at_their_level():
@@ -149,7 +151,7 @@ def test_bootstrap_intervals_bracket_the_fit_and_are_as_wide_as_its_errors(found
     boot = bootstrap(found, 200)
     for name, (lo, hi) in boot.intervals.items():
         assert lo < found.parameters[name].value < hi
-    assert boot.theta[:, 4].std() == pytest.approx(np.sqrt(found.covariance[4, 4]), rel=0.3)
+    assert boot.theta[:, 5].std() == pytest.approx(np.sqrt(found.covariance[5, 5]), rel=0.3)
     assert (bootstrap(found, 30).theta == boot.theta[:30]).all()
     assert "a_l" not in bootstrap(fit_law(found.points, Law(fixed={"a_l": 1.0})), 20).intervals
 
@@ -182,21 +184,22 @@ def test_too_few_replicates_are_refused(found):
 def test_a_loss_by_hand():
     """100^-1/2 x 10 + 400^-1/2 x 8 + 1^-0.3 x 0.5 + 1 = 1 + 0.4 + 0.5 + 1: l counts hundredths, D millions."""
     plan = design(pd.DataFrame([{"d_model": 100.0, "n_layers": 4.0, "num_tokens": 1e6, "loss": 3.0}]), Law())
-    theta_P = np.array([math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3, 0.0])
+    theta_P = np.array([0.0, math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3])
     stated = {number.name: number.of(theta_P) for number in plan.quantities()}
     assert [stated[name] for name in ("c_m", "c_l", "c_D")] == pytest.approx([10, 8, 0.5])
-    assert fitted_loss(theta_P, plan.z) == pytest.approx([2.9])
+    assert np.exp(plan.at(theta_P)[0]) == pytest.approx([2.9])
     # four times as deep: 1600^-1/2 x 8 = 0.2
-    assert fitted_loss(theta_P, plan.z + np.array([[0], [math.log(4)], [0]])) == pytest.approx([2.7])
+    deep = replace(plan, z=plan.z + np.array([[0], [math.log(4)], [0]]))
+    assert np.exp(deep.at(theta_P)[0]) == pytest.approx([2.7])
 
 
 def test_the_jacobian_is_the_derivative():
     plan = design(planted(grid()), Law())
     theta_P = theta_of(plan)
-    by_NP = jacobian(theta_P, plan.z)
+    by_NP = plan.at(theta_P)[1]
     for p in range(len(theta_P)):
         shift = 1e-6 * np.eye(len(theta_P))[p]
-        up, down = (np.log(fitted_loss(theta_P + sign * shift, plan.z)) for sign in (1, -1))
+        up, down = (plan.at(theta_P + sign * shift)[0] for sign in (1, -1))
         assert by_NP[:, p] == pytest.approx((up - down) / 2e-6, abs=1e-8)
 
 

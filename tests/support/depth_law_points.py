@@ -35,4 +35,4 @@ def theta_of(plan: DesignMatrix) -> np.ndarray:
     """The known law's parameters under a design, (P,)."""
     terms = plan.law.terms
     parts = [np.log(PARTS[term.name]) for term in terms]
-    return np.array([*parts, *(TRUTH[f"a_{term.symbol}"] for term in terms), np.log(E)])
+    return np.array([np.log(E), *parts, *(TRUTH[f"a_{term.symbol}"] for term in terms)])
