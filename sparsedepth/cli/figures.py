@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PlotCommand(option.FolderOptions):
     """Draw one figure (default: the chain) or 'all'; `out` is an image, or a folder of images in `format` (default
     png). `style` 'paper': one column or two, 9 pt, as PDF and PNG, its caption apart, in several pages where 9 inches
-    have no room. `depths`, `settings`: these alone, as '4,12' and 'baseline; depth_scale=lns'.
+    have no room. `depths`, `settings`, `panels`: these alone, as '4,12', 'baseline; depth_scale=lns', 'val_loss'.
 
     Raises ValueError for an unknown figure, suffix, run, depth or setting, for an image in another format than its
     suffix names, or if there is nothing to draw."""
@@ -36,6 +36,7 @@ class PlotCommand(option.FolderOptions):
     columns: Annotated[int, typer.Option(help="of a paper: 1, or 2 (7 in)")] = 1
     depths: Annotated[str, typer.Option(help="these depths alone: 4,12")] = ""
     settings: Annotated[str, typer.Option(help="these settings alone: 'baseline; depth_scale=lns'")] = ""
+    panels: Annotated[str, typer.Option(help="these panels alone, by column panel of the CSV: val_loss")] = ""
     run: Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")] = (
         None
     )
@@ -52,9 +53,10 @@ class PlotCommand(option.FolderOptions):
         suffix = "" if out is None or out.is_dir() else out.suffix.lower()
         if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
             raise ValueError(f"-o {str(out)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
-        depths, settings = filter(None, self.depths.split(",")), filter(None, map(str.strip, self.settings.split(";")))
+        asked = (self.depths.replace(",", ";"), self.settings, self.panels.replace(",", ";"))
+        depths, *others = (tuple(filter(None, map(str.strip, names.split(";")))) for names in asked)
         try:
-            only = Selection(tuple(map(int, depths)), tuple(settings))
+            only = Selection(tuple(map(int, depths)), *others)
         except ValueError:
             raise ValueError(f"--depths {self.depths!r} are no numbers of layers; give them as 4,12") from None
         asked = (self.figure, out, self.run, format or "png", self.style)

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
-from sparsedepth.plots.runs import ALL, Selection, once_per_store, select, settings_of
+from sparsedepth.plots.runs import ALL, Selection, once_per_store, select, selected, settings_of
 from sparsedepth.plots.style import COLUMNS
 from sparsedepth.plugins import is_accepted
 from sparsedepth.quantities.measured import PLUGINS
@@ -51,6 +51,10 @@ class FigureKind:
             drawing: Drawing = load(store, *([run] if self.of_one_run else []))
         else:
             drawing = _of_plugin(load, store)
+        if names := selected.get(store, ALL).panels:
+            if drawing.of_panels is None:
+                raise NothingToDraw("its panels cannot be chosen by name")
+            drawing = drawing.of_panels(names)
         of_data, of_folders = _notes(store)
         notes = of_data * (COMPARES_LOSSES in self.traits) + of_folders
         return replace(drawing, page=partial(_with_notes, drawing.page, notes)) if notes else drawing
@@ -122,8 +126,8 @@ def draw(
     `out` is a .png, .svg or .pdf file, or a folder for pictures in `format` named by figure (then None means all), each
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
     the deepest depth). `style` 'paper' writes a .pdf and a .png of so many columns each, of several pages where one has
-    no room, and returns the captions. `only`: these depths and settings. Raises ValueError for an unknown figure,
-    suffix, style, run, depth or setting, NothingToDraw if numbers are missing."""
+    no room, and returns the captions. `only`: these depths, settings and panels. Raises ValueError for what is unknown
+    of these, NothingToDraw if numbers are missing."""
     into_folder = out is not None and (out.is_dir() or not out.suffix)
     is_paper = style == "paper"
     _check(figure, None if into_folder else out, format, style)

@@ -5,7 +5,7 @@ differ by orders of magnitude. `draw_facets` draws a panel for each depth or met
 `lines_drawing` is the whole figure: a table of points, its panels, and what the caption says."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from sparsedepth.plots.matrices import norm_of
-from sparsedepth.plots.page import Drawing, caption, colour_bar, mark_id, panels, paper_width, settings_legend
+from sparsedepth.plots.page import (
+    Drawing,
+    NothingToDraw,
+    caption,
+    colour_bar,
+    mark_id,
+    panels,
+    paper_width,
+    settings_legend,
+)
 from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import (
     GREY,
@@ -102,7 +111,14 @@ def metric_intervals(
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
-    return Drawing(data=points, page=partial(draw_facets, points, kinds, notes, **options))
+    def of_panels(names: Collection[str]) -> Drawing:
+        chosen = [kind for kind in kinds if str(kind.key) in names]
+        if len(chosen) < len({*names}):
+            keys = ", ".join(str(kind.key) for kind in kinds)
+            raise NothingToDraw(f"panels {', '.join(names)} are not all among those of this figure: {keys}")
+        return lines_drawing(points[points["panel"].astype(str).isin(names)], chosen, notes, **options)
+
+    return Drawing(data=points, page=partial(draw_facets, points, kinds, notes, **options), of_panels=of_panels)
 
 
 def draw_facets(

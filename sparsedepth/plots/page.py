@@ -3,7 +3,7 @@
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ class Drawing:
     """Every number that is drawn."""
     page: Callable[[], Figure]
     """Builds the page; called by `render`, which sets the style."""
+    of_panels: Callable[[Collection[str]], "Drawing"] | None = None
+    """The same of these values of the column `panel` alone. Raises NothingToDraw for an unknown one."""
 
 
 # The page

@@ -38,16 +38,17 @@ def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Res
 
 
 class Selection(NamedTuple):
-    """The depths and settings that figures show; all where none is named."""
+    """The depths, settings and panels that figures show; all where none is named."""
 
     depths: tuple[int, ...] = ()
     settings: tuple[str, ...] = ()
+    panels: tuple[str, ...] = ()
 
 
 MOST_MODELS = 5
 """Measured models side by side."""
 ALL = Selection()
-_selected: WeakKeyDictionary[Store, Selection] = WeakKeyDictionary()
+selected: WeakKeyDictionary[Store, Selection] = WeakKeyDictionary()
 
 
 def select(store: Store, only: Selection) -> None:
@@ -57,17 +58,17 @@ def select(store: Store, only: Selection) -> None:
     known = all_runs(store).dropna(subset="n_layers")[["n_layers", "setting"]]
     if not search_of(store.roots):
         known = pd.concat([known, cells_of_store(store).rows[["n_layers", "setting"]]])
-    for name, wanted in zip(("n_layers", "setting"), only, strict=True):
+    for name, wanted in zip(("n_layers", "setting"), only, strict=False):
         here = [*dict.fromkeys(known[name])]
         if missing := [value for value in wanted if value not in here]:
             several = "; ".join(map(str, settings_in_order(here) if name == "setting" else sorted(here)))
             raise ValueError(f"{name} {missing[0]!r} is not among those that can be drawn: {several}")
-    _selected[store] = only
+    selected[store] = only
 
 
 def of_selection(store: Store, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, with n_layers and setting, that figures of this store show."""
-    for name, wanted in zip(("n_layers", "setting"), _selected.get(store, ()), strict=False):
+    for name, wanted in zip(("n_layers", "setting"), selected.get(store, ()), strict=False):
         rows = rows[rows[name].isin(wanted)] if wanted else rows
     return rows.reset_index(drop=True)
 

@@ -1,11 +1,13 @@
 """Figures for a paper: within their page at any number of runs, all of their texts inside."""
 
 import matplotlib
+import pandas as pd
 import pytest
 from support import report_pages
 
 from sparsedepth.plots import page as of_page
 from sparsedepth.plots.draw import FIGURES, draw, drawable
+from sparsedepth.plots.facets import lines_drawing, panel_of
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import Selection
 from sparsedepth.plots.style import COLUMNS, TALLEST
@@ -78,3 +80,22 @@ def test_chosen_depths_and_settings_alone_are_drawn(tmp_path):
     with open_store(folder) as store, pytest.raises(ValueError, match="--columns 3 is not one of 1, 2"):
         draw(store, "effects", style="paper", columns=3)
     assert COLUMNS[1] < 3.4
+
+
+def test_chosen_panels_alone_are_drawn():
+    """Those of a figure whose points name them, a depth or a quantity; a name that is none of them is told."""
+    points = pd.DataFrame({"setting": "baseline", "x": 4, "mean": [1.0, 2.0, 3.0], "n_seeds": 1})
+    points = points.assign(panel=[4, 8, 12], lo=points["mean"] - 0.5, hi=points["mean"] + 0.5)
+    whole = lines_drawing(points, [panel_of("val_loss", key, x_label="lr") for key in (4, 8, 12)])
+    some = whole.of_panels(["12", "4"])
+    assert some.data["mean"].tolist() == [1.0, 3.0] and (len(whole.page().axes), len(some.page().axes)) == (3, 2)
+    with pytest.raises(NothingToDraw, match="panels 4, loss are not all among those of this figure: 4, 8, 12"):
+        whole.of_panels(["4", "loss"])
+
+
+def test_panels_are_chosen_by_their_names(tmp_path, command):
+    (folder,) = report_pages.single_run(tmp_path / "results")
+    command("plot", folder, "--figure", "variance", "--panels", " training@6,", "-o", tmp_path / "a.png")
+    assert {*pd.read_csv(tmp_path / "a.csv")["panel"]} == {"training@6"}
+    with open_store(folder) as store, pytest.raises(NothingToDraw, match="its panels cannot be chosen by name"):
+        draw(store, "layer_profile", only=Selection(panels=("training@6",)))
