@@ -12,7 +12,7 @@ repeated over the T positions of the stream, so that measures count and split po
 
 Weights keep their dtype. Blocks below fp32 are still computed in fp32: their weights are cast while the block runs."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -110,11 +110,16 @@ class ProbedModule:
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
         raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
 
+    def weights(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """Of a block by name; whole where each rank has a part of it, so that every rank must ask (FSDP2)."""
+        for name, weight in self.block_module(layer).named_parameters():
+            part: Any = weight
+            yield name.removesuffix(".weight"), part.full_tensor() if hasattr(part, "full_tensor") else weight
+
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Every matrix of the block, its kind last where its name tells it."""
         found = {}
-        for parameter, weight in self.block_module(layer).named_parameters():
-            name = parameter.removesuffix(".weight")
+        for name, weight in self.weights(layer):
             kind = next((kind for kind, ends in _KINDS.items() if name.endswith(ends)), "other")
             if weight.ndim == 2:
                 found[f"{name}.{kind}"] = weight

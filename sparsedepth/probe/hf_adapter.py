@@ -136,14 +136,11 @@ class ProbedHfModel(ProbedModule):
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
         parts, weights = self._parts, {}
-        for parameter, weight in self.block_module(layer).named_parameters():
-            name = parameter.removesuffix(".weight")
+        for name, weight in self.weights(layer):
             if weight.ndim < 2 or not weight.numel() or name in parts.others:  # an expert may be 0 wide: none
                 continue
             if name not in parts.matrices:
-                raise ValueError(
-                    f"the matrix {parameter!r} of a {self.model.config.model_type} layer has no known kind"
-                )
+                raise ValueError(f"the matrix {name!r} of a {self.model.config.model_type} layer has no known kind")
             kinds = parts.matrices[name].split()
             if weight.ndim == 3:
                 for index, expert in enumerate(weight):

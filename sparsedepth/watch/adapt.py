@@ -52,7 +52,8 @@ class Adapted:
 
     @contextmanager
     def gathered(self) -> Generator[None]:
-        """Context in which every rank has the weights outside of blocks; blocks gather their own when they run."""
+        """Context in which every rank has the weights outside of blocks; blocks gather their own when they run, but
+        for those of our decoder, which are called past their hooks (`ProbedDecoder`)."""
         if not self.is_sharded:
             yield
             return
@@ -60,11 +61,15 @@ class Adapted:
         run = partial(ProbedModule.run, self.probed) if isinstance(self.probed, ProbedModule) else model
         with torch.no_grad():  # FSDP2 takes the first module that runs for the whole
             run(torch.from_numpy(self.tokens.scored.inputs[:1]).to(self.probed.device))
-        model.unshard()
+        own = isinstance(self.probed, ProbedDecoder)
+        sharded: list[Any] = [part for part in model.modules() if own and hasattr(part, "unshard")] or [model]
+        for part in sharded:
+            part.unshard()
         try:
             yield
         finally:
-            model.reshard()
+            for part in sharded:
+                part.reshard()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,11 +130,12 @@ class Watch:
 
     def _measure(self, step: int) -> Measurements:
         found, adapted = Measurements(step=step), self.adapted
-        with unchanged(adapted.model), adapted.gathered():
+        with unchanged(adapted.model):
             for name in self.measures:
                 try:
                     config = self._config(name)
-                    found.extend(measure_run(adapted.probed, config, adapted.tokens.held_out, step=step))
+                    with adapted.gathered():  # anew: one that differentiates lets go of the weights
+                        found.extend(measure_run(adapted.probed, config, adapted.tokens.held_out, step=step))
                 except Exception as error:
                     told = f"the measure {name} failed at step {step}, and its numbers are missing: {error_text(error)}"
                     warnings.warn(told, stacklevel=3)
