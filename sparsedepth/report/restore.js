@@ -8,16 +8,18 @@ const kept = () => ({
   open: all("details").map((one, i) => (one.open ? i : -1)),
   focus: focusable().indexOf(document.activeElement),
   selection: document.activeElement?.selectionStart ?? null,
-  tables: [...tables].map(([id, { filter, heads }]) => {
+  tables: [...tables].map(([id, { filter, heads, more }]) => {
     const column = heads.findIndex((head) => head.ariaSort);
-    return { id, text: filter?.value ?? "", name: heads[column]?.textContent, ascending: heads[column]?.ariaSort === "ascending" };
+    return { id, text: filter?.value ?? "", name: heads[column]?.textContent, ascending: heads[column]?.ariaSort === "ascending",
+      whole: more.ariaExpanded === "true" };
   }),
 });
 const state = history.state?.page;
 if (state) {
-  for (const { id, text, name, ascending } of state.tables) {
+  for (const { id, text, name, ascending, whole } of state.tables) {
     const table = tables.get(id);
     if (!table) continue;
+    if (whole) table.more.click();
     const column = table.heads.findIndex((head) => head.textContent === name);
     if (column >= 0) table.sort(column, ascending);
     if (text) { table.filter.value = text; table.show(); }

@@ -1,8 +1,9 @@
 "use strict";
 /* Tables sort by a click (or Enter) on a column's name; a filter shows the rows that have all its words and meet all its
    conditions on a column (n_layers=12, val_loss<1.3); `keep` those that a figure marks. The columns of a long table keep
-   the widths that they have when it is first sorted, so that rows out of view need no layout. */
-const tables = new Map(), LONG = 100;
+   the widths that they have when it is first sorted, so that rows out of view need no layout. Of a table that is wider
+   than the window the columns that fit are shown; a button shows the others. */
+const tables = new Map(), LONG = 100, cuts = new Set();
 for (const frame of document.querySelectorAll("[data-table]")) {
   const table = frame.querySelector("table");
   const body = table.tBodies[0];
@@ -37,6 +38,27 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     });
   });
 
+  const scroller = table.parentElement, more = document.createElement("button");
+  Object.assign(more, { type: "button", className: "more", hidden: true, ariaExpanded: "false" });
+  scroller.before(more);
+  frame.dataset.cut = heads.length;
+  let ends; // of the columns, before any is hidden
+  const fit = () => {
+    ends ??= heads.map((head) => head.getBoundingClientRect().right - table.getBoundingClientRect().left);
+    const isWhole = more.ariaExpanded === "true";
+    const n = isWhole ? heads.length : Math.max(2, ends.filter((end) => end < scroller.clientWidth + 1).length);
+    more.hidden = ends.at(-1) < scroller.clientWidth + 1;
+    more.textContent = isWhole ? "fewer columns" : `${heads.length - n} more columns`;
+    if (frame.dataset.cut === `${n}`) return;
+    frame.dataset.cut = n;
+    frame.classList.remove("fixed");
+    if (cuts.has(n)) return;
+    cuts.add(n);
+    document.styleSheets[0].insertRule(`@media screen { [data-cut="${n}"] tr > :nth-child(n + ${n + 1}) { display: none; } }`);
+  };
+  more.addEventListener("click", () => { more.ariaExpanded = `${more.ariaExpanded !== "true"}`; fit(); });
+  if (!frame.classList.contains("stacked")) new ResizeObserver(fit).observe(scroller);
+
   const filter = frame.querySelector("input");
   const shown = frame.querySelector("output");
   const meets = { "=": (x, y) => x === y, "!=": (x, y) => x !== y, "<": (x, y) => x < y, "<=": (x, y) => x <= y,
@@ -60,5 +82,5 @@ for (const frame of document.querySelectorAll("[data-table]")) {
     shown.value = `${count} of ${rows.length}${marked ? ", marked in a figure" : ""}`;
   };
   filter?.addEventListener("input", show);
-  tables.set(frame.id || `table-${tables.size}`, { sort, filter, show, heads, keep: (ids) => { marked = ids; show(); } });
+  tables.set(frame.id || `table-${tables.size}`, { sort, filter, show, heads, more, keep: (ids) => { marked = ids; show(); } });
 }

@@ -104,6 +104,40 @@ PLACES = """JSON.stringify((() => {
 })())"""
 
 
+FITS = """JSON.stringify((({ scrollWidth, clientWidth }, heads, more) => ({
+  fits: scrollWidth <= clientWidth,
+  shown: heads.filter((head) => head.offsetWidth).map((head) => head.textContent.trim()),
+  hidden: heads.filter((head) => !head.offsetWidth).length, more: more.hidden ? "" : more.textContent,
+}))(document.querySelector("#table-runs .scroll"), [...document.querySelectorAll("#table-runs th")],
+  document.querySelector("#table-runs .more")))"""
+
+
+def test_of_a_wide_table_the_columns_that_fit_are_shown_and_a_button_shows_the_others(pages, browser):
+    """Loss first; at another width others fit, also once it is sorted; in print all are there."""
+
+    def fits():
+        browser.value("document.querySelector('#table-runs').scrollIntoView({ behavior: 'instant' })")
+        time.sleep(0.5)
+        return json.loads(browser.value(FITS))
+
+    show(browser, pages(report_pages.many_runs), 640)
+    narrow = fits()
+    assert narrow["fits"] and narrow["shown"][:2] == ["run_id", "val_loss"]
+    assert narrow["more"] == f"{narrow['hidden']} more columns"
+    browser.value("document.querySelector('#table-runs th:nth-child(2) button').click()")
+    browser.resize(800)
+    wider = fits()
+    assert wider["fits"] and wider["hidden"] < narrow["hidden"]
+    browser.value("document.querySelector('#table-runs .more').click()")
+    whole = fits()
+    assert not whole["hidden"] and whole["more"] == "fewer columns"
+    browser.value("document.querySelector('#table-runs .more').click()")
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    assert not json.loads(browser.value(FITS))["hidden"]
+    browser.ask("Emulation.setEmulatedMedia", media="screen")
+    assert fits() == wider
+
+
 def test_a_long_table_keeps_its_columns_and_lays_out_the_rows_in_view_when_sorted(pages, browser):
     show(browser, pages(report_pages.many_runs))
     before = json.loads(browser.value(PLACES))
