@@ -243,19 +243,12 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
     at_depth = {found.changes[effect.setting] for effect in effects}
     used = found.results[found.results["n_layers"].isin(recipe.shown_at)]
     own_context = OWN_CONTEXT if has_one_context(used[used["outcome"] == "ok"]) else (*OWN_CONTEXT, COMMON)
-    assert recipe.baseline is not None and recipe.depth is not None
     for effect in effects:
         changes = found.changes[effect.setting]
         fields = {name for name, _ in changes}
         if found.runs_of(effect.setting, nearest).empty:
             continue
-        unbuilt = ""
-        try:
-            config = found.config(effect.setting, nearest, recipe.depth, effect.lr)
-            values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
-        except ValueError as error:
-            unbuilt = f"it cannot be built: {error}"
-            values, baseline_values = dict(changes), {name: getattr(recipe.baseline, name, None) for name in fields}
+        values, baseline_values, unbuilt = _built(found, effect, recipe)
         if {*fields, *values} & {*DATA}:
             continue
         shown = comparison_of(effect)
@@ -274,6 +267,19 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
             is_combination=any(part < changes and changes - part in at_depth for part in at_depth),
             refused=next((why for why, holds in against.items() if holds and shown != "not shown"), ""),
         )
+
+
+def _built(found: Evidence, effect: Effect, recipe: Recipe) -> tuple[Named, Named, str]:
+    """The values of a setting and of the baseline, where they differ; and why the setting cannot be built."""
+    assert recipe.baseline is not None and recipe.depth is not None
+    try:
+        config = found.config(effect.setting, recipe.shown_at[0], recipe.depth, effect.lr)
+        values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
+        return values, baseline_values, ""
+    except ValueError as error:
+        values = dict(found.changes[effect.setting])
+        baseline_values = {name: getattr(recipe.baseline, name, None) for name in values}
+        return values, baseline_values, f"it cannot be built: {error}"
 
 
 def _objections(
