@@ -380,7 +380,7 @@ def _explain(error: duckdb.Error, query: str) -> str:
         message += f" Views: {', '.join((*COLUMNS, 'evals'))}"
     if found := re.match(r'Referenced column "(.+?)" not found', message):
         name = found[1]
-        if re.search(rf'(=|<>|,|\blike\b|\bin *\() *"?{re.escape(name)}\b', query, re.IGNORECASE):
+        if re.search(rf'(=|<>|\blike\b|\bin *\(([^)]*,)?) *"?{re.escape(name)}\b', query, re.IGNORECASE):
             is_choice = f"'{name.lower()}'" in str(RunConfig.model_json_schema())
             value = name.lower() if is_choice else name
             return f"no column is called {name!r}; a text stands in single quotes: write '{value}'"
