@@ -239,7 +239,8 @@ def by_depth(
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
     points = metric_intervals(rows.sort_values(["metric", *keys, "layer"]), [*keys, "layer"])
     if points.empty:
-        raise NothingToDraw(f"no finished run has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
+        missing = f"no finished run has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}"
+        raise NothingToDraw(notes.strip() or missing)
     points = points.rename(columns={"metric": "panel"}).assign(
         x=points["layer"] / points["n_layers"],
         setting=points[line].map(named),

@@ -59,7 +59,7 @@ def _measure(loaded: LoadedModel, file: ModelsFile, out: Path, measuring: Fields
     fit = min(there, -(-max(FIT_PER_DIMENSION * loaded.facts.d_model, scored) // file.seq_len) * file.seq_len)
     amounts = {"val_tokens": scored, "measure_tokens": scored, "fit_tokens": fit}
     config = measuring_config(loaded, {**sizes, **amounts, **measuring})
-    folder = out / MODELS / loaded.source.strip("/").replace("/", "--")
+    folder = out / MODELS / loaded.source.strip("/").replace("/", "--").lstrip(".-")  # a hidden folder is not read
     with tokens_to_measure(loaded, config, file.text, root=out / "data") as tokens:
         run_id = measured_model(loaded, config, tokens.source.data_hash).run_id
         if not is_complete(folder):

@@ -164,8 +164,8 @@ QUESTIONS["models"] = SavedQuery(
     "its interval also in old records. val_loss: nat/token; loss_per_byte: nat/byte. fit_per_dimension: tokens per "
     "dimension on which maps were fitted; below 16 their own error counts. Weights below fp32 are ranked apart. Only "
     "models on one text compare, and of unlike losses the better one needs more layers.",
-    sql="SELECT row_number() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY needed_equal_rise / n_layers DESC"
-    " NULLS LAST, depth_used DESC NULLS LAST, model) AS rank, * FROM (SELECT model, family, params_total, n_layers,"
+    sql="SELECT rank() OVER (PARTITION BY weights_dtype = 'float32' ORDER BY needed_equal_rise / n_layers DESC"
+    " NULLS LAST, depth_used DESC NULLS LAST) AS rank, * FROM (SELECT model, family, params_total, n_layers,"
     " coalesce(needed_equal_rise, of_layers) AS needed_equal_rise, needed_equal_rise_lo, needed_equal_rise_hi,"
     " needed_layers, needed_layers_lo, needed_layers_hi, needed_layers / n_layers AS depth_used, val_loss,"
     " val_bits_per_byte * ln(2) AS loss_per_byte, usefulness, causal_score, residual_variance_last,"
@@ -174,7 +174,7 @@ QUESTIONS["models"] = SavedQuery(
     " FROM runs JOIN (SELECT run_id, max(value) FILTER (metric = 'affine_loss_added') AS added,"
     " max(value) FILTER (metric = 'affine_loss_added_lo') AS lo FROM layers GROUP BY run_id, step, layer)"
     " USING (run_id) WHERE needed_layers IS NOT NULL AND val_bits_per_byte IS NOT NULL GROUP BY run_id) USING (run_id)"
-    " WHERE model IS NOT NULL) ORDER BY weights_dtype <> 'float32', rank",
+    " WHERE model IS NOT NULL) ORDER BY weights_dtype <> 'float32', rank, model",
 )
 
 _SIGNAL_TO_NOISE = SavedQuery(

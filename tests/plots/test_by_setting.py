@@ -113,6 +113,14 @@ def values_of(runs):
     return pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"]).dropna()
 
 
+def test_nothing_by_layer_to_draw_is_told_with_its_reason(runs):
+    none = values_of(runs).iloc[:0]
+    with pytest.raises(NothingToDraw, match="^no finished run has residual_variance or "):
+        by_depth(runs, none, "")
+    with pytest.raises(NothingToDraw, match="^Degenerate, so not drawn: "):
+        by_depth(runs, none, " Degenerate, so not drawn: causal_effect (why).")
+
+
 def test_by_layer_has_a_line_per_depth_at_the_baseline(runs):
     drawing = by_depth(runs, values_of(runs), "")
     points, page = drawing.data, drawing.page()

@@ -107,6 +107,16 @@ def test_weights_below_fp32_are_ranked_apart(board, command, tmp_path):
     assert "depth_used" in page and str(out.parent / "olmoe") in page
 
 
+def test_a_folder_named_by_a_dot_is_read_and_equal_models_share_a_rank(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    other = str(saved(tmp_path / "other", "gpt2", num_hidden_layers=3))
+    given = file(place, "gpt2") | {"models": [{"name": "./gpt2"}, {"name": other}]}
+    (tmp_path / "models.yaml").write_text(yaml.safe_dump(given))
+    sd.measure(models=tmp_path / "models.yaml", out=tmp_path / "out", measures=MEASURES, device="cpu")
+    rows = sd.ask(tmp_path / "out", "models").records()
+    assert [(row["model"], row["needed_equal_rise"], row["rank"]) for row in rows] == [("./gpt2", 0, 1), (other, 0, 1)]
+
+
 def test_a_layer_is_moved_where_it_runs_if_the_weights_exceed_the_memory(place):
     whole, apart = load_model(place / "llama"), load_model(place / "llama", memory=1.0)
     tokens = torch.arange(12)[None]
