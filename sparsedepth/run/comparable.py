@@ -57,7 +57,7 @@ def check_enough_to_fit(
         if n_fit < (enough := ENOUGH_FIT_TOKENS * width):
             few = f"{n_fit} tokens fit maps of width {width}: the error of the maps is {width / n_fit:.0%} of what they"
             advice = f"{enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {fix or f'raise {name}'}"
-            warnings.warn(f"{few} leave; {advice}", stacklevel=3)
+            warnings.warn(f"{few} leave; {advice}", stacklevel=4)
 
 
 def check_same_text(source: Source, results: Path) -> None:
