@@ -148,7 +148,7 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             value = json.dumps(points[name].iloc[row], default=str)
-            where = f"{value} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows"
+            where = f"{value} in row {row + 1}, the first of {bad.sum()} such of {len(points)}"
             raise ValueError(f"{source!r}: {name} is {where}; a positive number is needed")
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers
 

@@ -51,6 +51,7 @@ from sparsedepth.store.table_map import (
     expressions,
     with_layers,
 )
+from sparsedepth.words.plain_text import counted
 
 MAX_MISTAKES = 12
 """Reported in one error."""
@@ -162,7 +163,7 @@ def _values(
     else:
         for name in required:
             if absent := [number for number in numbers if fields[name][number] is None]:
-                rows = f"row {absent[0]}, and {len(absent)} such rows"
+                rows = f"{counted(len(absent), 'row')}, first in row {absent[0]}"
                 mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
     constants: dict[str, _Values] = {}
     for name, value in table_map.constants.items():
@@ -212,7 +213,8 @@ def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:
     for name in sorted(expression.columns):
         is_other = f"{not_missing(name)} IS NOT NULL AND {number_of(name)} IS NULL"
         if wrong := _wrong(dict(table.rows(quoted(name), "texts", is_other)), lambda _: True):
-            raise ValueError(f"column {name!r} is {wrong}: a number is needed; change `of`")
+            needed = "a number is needed, without unit and separators"
+            raise ValueError(f"column {name!r} is {wrong}: {needed}; edit the table, or change `of`")
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):
         raise ValueError(f"{entry.of!r} is {type}, and a number is needed")
     missing = " OR ".join(f"{quoted(name)} IS NULL" for name in expression.columns) or "false"
@@ -265,8 +267,8 @@ def _rows_of(
             mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
         rows.append((run, number, known))
     if mistakes:
-        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
-        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
+        fix = "map a field in which they differ (seed, train_tokens, lr, cluster; a quantity does not tell runs apart)"
+        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}, or select one with where"])
     return rows
 
 

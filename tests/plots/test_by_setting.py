@@ -115,9 +115,9 @@ def values_of(runs):
 
 def test_nothing_by_layer_to_draw_is_told_with_its_reason(runs):
     none = values_of(runs).iloc[:0]
-    with pytest.raises(NothingToDraw, match="^no finished run has residual_variance or "):
+    with pytest.raises(NothingToDraw, match=r"^no finished run has residual_variance or "):
         by_depth(runs, none, "")
-    with pytest.raises(NothingToDraw, match="^Degenerate, so not drawn: "):
+    with pytest.raises(NothingToDraw, match=r"^Degenerate, so not drawn: "):
         by_depth(runs, none, " Degenerate, so not drawn: causal_effect (why).")
 
 

@@ -147,7 +147,7 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
     assert (taken.runs, taken.excluded) == (1, 2) and frame_of(tmp_path)["seed"].tolist() == [1]
     rows = (*ROWS, "c,8,8,0.001,10,400,A,,")
     (tmp_path / "two").mkdir()
-    with pytest.raises(ValueError, match=r"val_loss has no value in row 4, and 1 such rows; state missing: leave_out"):
+    with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_out"):
         take_in(tmp_path / "two", rows)
     assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
 
