@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.quantities.levels import ALPHA
-from sparsedepth.scaling.nonlinear import Solved, power_law, solve
+from sparsedepth.scaling.nonlinear import At, Solved, power_law, solve
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 N_PARAMETERS = 8
@@ -158,10 +158,10 @@ def aspect_law(runs: pd.DataFrame) -> AspectLaw:
     return AspectLaw(runs=runs, forms=likely, middle=middle)
 
 
-def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
-    """`is_log`: in ln L; its coefficients k, g, h are brought to nat/token at the mean loss."""
-    aspect_N, loss_N = runs["aspect"].to_numpy(), runs["loss"].to_numpy()
-    log_C_N, log_D_N = np.log(runs["flops"].to_numpy()), np.log(runs["tokens"].to_numpy())
+def _law(runs: pd.DataFrame, middle: float, is_log: bool) -> At:
+    """`is_log`: of ln L."""
+    aspect_N, log_C_N = runs["aspect"].to_numpy(), np.log(runs["flops"].to_numpy())
+    log_D_N = np.log(runs["tokens"].to_numpy())
     z_KN = np.stack([log_C_N - log_D_N, log_D_N])
     z_KN -= z_KN.mean(axis=1, keepdims=True)
     shape_NX = np.stack([aspect_N**2, aspect_N, aspect_N * (log_C_N - middle)], axis=1)
@@ -173,22 +173,28 @@ def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
             law_N, by_NX = np.log(law_N), by_NX / law_N[:, None]
         return law_N + shape_NX @ theta_P[5:], np.concatenate([by_NX, shape_NX], axis=1)
 
-    y_N, lowest, ends = np.log(loss_N) if is_log else loss_N, loss_N.min(), []
+    return at
+
+
+def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
+    """Coefficients k, g, h of the law of ln L are brought to nat/token at the mean loss."""
+    loss_N = runs["loss"].to_numpy()
+    law, y_N, lowest, ends = _law(runs, middle, is_log), np.log(loss_N) if is_log else loss_N, loss_N.min(), []
     for share in STARTS:
         part = math.log((1 - share) * lowest / 2)
         start_P = np.array([share * lowest, part, part, EXPONENT, EXPONENT, 0, 0, 0])
-        ends.append(solve(at, y_N, start_P, np.arange(N_PARAMETERS) >= (share == 0)))
+        ends.append(solve(law, y_N, start_P, np.arange(N_PARAMETERS) >= (share == 0)))
     within = [end for end in ends if end.theta_P[0] >= 0 and end.theta_P[3:5].min() > 0]
     if not within:
         return None
     end = min(within, key=lambda end: end.cost)
     index_N = pd.factorize(runs["cluster"])[0]
     scale_P = np.repeat([1.0, float(loss_N.mean()) if is_log else 1.0], (5, 3))
-    left_N = y_N - end.residual_N
+    fitted_N = y_N - end.residual_N
     return AspectFit(
         theta_P=end.theta_P * scale_P,
         covariance_PP=_by_clusters(end, index_N) * np.outer(scale_P, scale_P),
-        square=float((((np.exp(left_N) if is_log else left_N) - loss_N) ** 2).sum()),
+        square=float((((np.exp(fitted_N) if is_log else fitted_N) - loss_N) ** 2).sum()),
         df=max(1, int(index_N.max()) + 1 - int(end.free_P.sum())),
     )
 

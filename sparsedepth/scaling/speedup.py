@@ -113,50 +113,52 @@ def _exp(log: float) -> float:
     return math.exp(min(max(log, -700.0), 700.0))
 
 
-def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Where no depth has a curve and each is a
-    budget of its own, sizes have one law, and its rows no n_layers. Raises ValueError if the baseline has no curve,
-    naming its budgets, without any setting, and for runs of different data or lengths."""
-    found: list[dict[str, Any]] = []
+def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
+    """The rows of each depth whose baseline has a curve, or all (None) where no depth has one and each is a budget of
+    its own; and why other depths have none. Raises ValueError, naming the baseline's budgets, without any, and for
+    runs of different data or lengths."""
+    found: dict[Any, pd.DataFrame] = {}
     refused = defaultdict[str, list[str]](list)
-    for n_layers, at_depth in rows.groupby("n_layers"):
-        if names := differing_data(at_depth):
+    for n_layers, own in rows.groupby("n_layers"):
+        if names := differing_data(own):
             raise ValueError(
                 f"runs differ in {names}: losses on other data or at other lengths are no matter of compute; choose "
                 f"settings that share them, such as --knob depth_scale"
             )
-        baseline = finished(at_depth[at_depth["setting"] == BASELINE])
-        if baseline.empty:
-            refused["no run of the baseline has finished at this depth"].append(str(n_layers))
-            continue
+        baseline = finished(own[own["setting"] == BASELINE])
         try:
             check_baseline(losses_by_budget(baseline))
+            found[n_layers] = own
         except ValueError as error:
             tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
-            refused[f"the baseline has train_tokens={tokens}: {error}"].append(str(n_layers))
-            continue
-        for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
-            of_setting = {"n_layers": n_layers, "setting": setting}
-            found += [of_setting | at_budget for at_budget in _at_budgets(baseline, runs)]
-    if not found and _are_sizes(rows):
-        baseline = finished(rows[rows["setting"] == BASELINE])
-        check_baseline(losses_by_budget(baseline))
-        for setting, runs in rows[rows["setting"] != BASELINE].groupby("setting", sort=False):
-            found += [{"n_layers": None, "setting": setting} | at for at in _at_budgets(baseline, runs)]
-        refused.clear()
+            why = "no run of the baseline has finished at this depth"
+            refused[f"the baseline has train_tokens={tokens}: {error}" if tokens else why].append(str(n_layers))
+    budgets = rows.groupby("n_layers")[BUDGET].nunique()
+    if not found and len(budgets) > 1 and (budgets == 1).all() and not differing_data(rows):
+        check_baseline(losses_by_budget(finished(rows[rows["setting"] == BASELINE])))
+        return {None: rows}, []
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
-        why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
+        raise ValueError(f"no compute multiplier: {'; '.join(reasons)}")
+    return found, reasons
+
+
+def speedups(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS; of one law over sizes without n_layers.
+    Raises ValueError as `with_law`, and without any setting."""
+    depths, refused = with_law(rows)
+    found = [
+        {"n_layers": n_layers, "setting": setting} | at_budget
+        for n_layers, own in depths.items()
+        for setting, runs in own[own["setting"] != BASELINE].groupby("setting", sort=False)
+        for at_budget in _at_budgets(finished(own[own["setting"] == BASELINE]), runs)
+    ]
+    if not found:
+        why = "; ".join(refused) or "all runs have one setting; run a sweep over another"
         raise ValueError(f"no compute multiplier: {why}")
     table = pd.DataFrame(found, columns=[*COLUMNS])
-    table.attrs["refused"] = reasons
+    table.attrs["refused"] = refused
     return table.sort_values(["n_layers", "setting", "train_flops"], kind="stable").reset_index(drop=True)
-
-
-def _are_sizes(rows: pd.DataFrame) -> bool:
-    """Whether each depth has a budget of its own."""
-    budgets = rows.groupby("n_layers")[BUDGET].nunique()
-    return len(budgets) >= MIN_BUDGETS and bool((budgets == 1).all()) and not differing_data(rows)
 
 
 class StoredLadder(NamedTuple):
@@ -167,28 +169,21 @@ class StoredLadder(NamedTuple):
 
 
 def ladders_of(rows: pd.DataFrame) -> dict[int | None, StoredLadder]:
-    """One run at each budget: by depth, or of all sizes (None) where no depth was run at several tokens. Raises
-    ValueError for several runs at a budget, for budgets of one training, and where no depth has a law."""
+    """One run at each budget, by depth or of all sizes. Raises ValueError as `with_law`, for several runs at a budget,
+    for budgets of one training, and without any setting."""
     rows = finished(rows)
     rows = rows.assign(seed=budget_of(rows["train_flops"]))  # so that speeds are of a budget
-    depths: dict[Any, pd.DataFrame] = {at: own for at, own in rows.groupby("n_layers") if own[BUDGET].nunique() > 1}
-    depths = depths or {None: rows}
+    depths = {n_layers: rows.loc[own.index] for n_layers, own in with_law(rows.assign(seed=0))[0].items()}
     if any(own.duplicated(["setting", "seed"]).any() for own in depths.values()) or shares_a_training(rows):
         raise ValueError(NO_LADDER)
-    found, reason = {}, f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more"
+    found = {}
     for n_layers, own in depths.items():
         sides = {str(setting): runs for setting, runs in own.groupby("setting")}
         losses = {name: losses_by_budget(runs.assign(seed=0)) for name, runs in sides.items()}
-        try:
-            check_baseline(losses.get(BASELINE, {}))
-        except ValueError as error:
-            reason = str(error)
-            continue
-        if len(sides) > 1 and not differing_data(own):
-            speeds = {name: _speeds(sides[BASELINE], runs) for name, runs in sides.items()}
-            found[n_layers] = StoredLadder(losses, speeds)
+        if len(sides) > 1:
+            found[n_layers] = StoredLadder(losses, {name: _speeds(sides[BASELINE], of) for name, of in sides.items()})
     if not found:
-        raise ValueError(reason)
+        raise ValueError(f"a ladder has a baseline and a setting at {MIN_BUDGETS} budgets or more")
     return found
 
 
@@ -212,43 +207,29 @@ def worth(store: Store, objective: str) -> Worths:
 
 
 def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows of a setting at a depth."""
+    """The rows of a setting at a depth, at the optimum of lr where it is known."""
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
-    of_setting = [(_flops(runs_at), runs_at) for _, runs_at in runs.groupby(["n_layers", BUDGET])]
-    worths = _worths(budgets, of_baseline, of_setting)
-    nothing = Speedup(multiplier=None, reason="no run has finished")
-    for C, runs_at in of_setting:
-        n_diverged, worth = int((runs_at["outcome"] == "diverged").sum()), worths.get(C, nothing)
-        timed = in_time(worth, _speeds(of_baseline[_nearest(budgets, C)], finished(runs_at)))
-        reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
-        numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
-        fields = {BUDGET: int(runs_at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
-        yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
-
-
-def _flops(runs: pd.DataFrame) -> float:
-    """Of those that finished, if any did."""
-    done = finished(runs)
-    return float((runs if done.empty else done)["train_flops"].mean())
-
-
-def _worths(
-    budgets: Losses,
-    of_baseline: Mapping[float, pd.DataFrame],
-    of_setting: Sequence[tuple[float, pd.DataFrame]],
-) -> dict[float, Speedup]:
-    """`worth_of` at the optimum of lr, where it is known."""
     lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
     losses: dict[float, dict[int, float]] = {}
-    for C, runs_at in of_setting:
-        if len(done := finished(runs_at)):
-            nearest = _nearest(budgets, C)
-            is_matched = abs(C / nearest - 1) < MATCHED
-            losses[C], lr_variance[True, C] = _at_optimum(done, budgets[nearest] if is_matched else {})
-            if is_matched and done["effect"].isna().all():  # the variance is that of the difference
-                lr_variance[True, C] += lr_variance[False, nearest]
-    return worth_of(budgets, losses, lr_variance)
+    of_setting: list[tuple[float, float, pd.DataFrame]] = []
+    for _, at in runs.groupby(["n_layers", BUDGET]):
+        done = finished(at)
+        C = float((at if done.empty else done)["train_flops"].mean())
+        nearest = min(budgets, key=lambda budget: abs(math.log(budget / C)))
+        of_setting.append((C, nearest, at))
+        if len(done):
+            base = budgets[nearest] if abs(C / nearest - 1) < MATCHED else {}
+            losses[C], lr_variance[True, C] = _at_optimum(done, base, lr_variance[False, nearest])
+    worths = worth_of(budgets, losses, lr_variance)
+    for C, nearest, at in of_setting:
+        worth = worths.get(C, Speedup(multiplier=None, reason="no run has finished"))
+        timed = in_time(worth, _speeds(of_baseline[nearest], finished(at)))
+        n_diverged = int((at["outcome"] == "diverged").sum())
+        reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
+        numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
+        fields = {BUDGET: int(at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
+        yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
 
 
 def shares_a_training(runs: pd.DataFrame) -> bool:
@@ -256,18 +237,16 @@ def shares_a_training(runs: pd.DataFrame) -> bool:
     return bool((runs.groupby("training")[BUDGET].nunique() > 1).any())
 
 
-def _nearest(budgets: Losses, C: float) -> float:
-    return min(budgets, key=lambda budget: abs(math.log(budget / C)))
-
-
-def _at_optimum(done: pd.DataFrame, baseline: Mapping[int, float]) -> tuple[dict[int, float], float]:
+def _at_optimum(
+    done: pd.DataFrame, baseline: Mapping[int, float], of_baseline: float
+) -> tuple[dict[int, float], float]:
     """Seed -> loss, moved to the effect of the setting on the baseline at its budget where each side has its optimum of
-    lr, where that is known; and the variance that the choice of lr adds to it."""
+    lr, where that is known; and the variance that the choice of lr adds to it, or to their difference."""
     losses = {int(seed): loss for seed, loss in done["loss"].groupby(done["seed"].astype(int)).mean().items()}
     difference_S = np.array([losses[seed] - baseline[seed] for seed in losses.keys() & baseline.keys()])
-    n = len(difference_S)
-    if not n or not done["effect"].notna().any():
-        return losses, float(done["lr_variance"].mean())
+    n, has_effect = len(difference_S), bool(done["effect"].notna().any())
+    if not n or not has_effect:
+        return losses, float(done["lr_variance"].mean()) + (of_baseline if baseline and not has_effect else 0.0)
     moved = float(done["effect"].mean() - difference_S.mean())
     by_seeds = float(difference_S.var(ddof=1)) / n if n > 1 else math.inf
     rest = max(0.0, float(done["effect_sd"].mean()) ** 2 - by_seeds)
