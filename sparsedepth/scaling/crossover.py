@@ -18,7 +18,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -230,40 +229,33 @@ def _why_none(budgets: Budgets, deep: int, depths: Sequence[int]) -> str:
 
 def _between_budgets(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, dict[int, Comparison]]:
     """At each budget of a depth that lies within those of all of them."""
-    curves = {depth: _DepthCurve(budgets, depth) for depth in (deep, *shallower)}
+    order = [deep, *shallower]
     found: dict[float, dict[int, Comparison]] = {}
-    for C in sorted({*np.concatenate([curve.budgets for curve in curves.values()])}):
-        at = {other: one for other in shallower if (one := _at(curves[deep], curves[other], C))}
-        if len(at) == len(shallower) and not any(other * SAME >= C for other in found):
-            found[float(C)] = at
+    for C in sorted(C for C, depths in budgets.items() if not depths.cells.keys().isdisjoint(order)):
+        parts = [_interpolated(budgets, depth, C) for depth in order]
+        fitted = fit_of([losses for losses, _ in parts])
+        if fitted is None or any(other * SAME >= C for other in found):
+            continue
+        own, own_variance = parts[0]
+        at = {
+            depth: Comparison(fitted.effect(0, number).widened(math.sqrt(own_variance + variance)), seeds)
+            for number, (depth, (losses, variance)) in enumerate(zip(shallower, parts[1:], strict=True), 1)
+            if (seeds := len(own.keys() & losses.keys())) > 1 and fitted.connects([0, number])
+        }
+        if len(at) == len(shallower):
+            found[C] = at
     return found
 
 
-class _DepthCurve:
-    """The losses of a depth at its budgets, by seed."""
-
-    def __init__(self, budgets: Budgets, depth: int) -> None:
-        at = {budget: depths for budget, depths in sorted(budgets.items()) if depth in depths.cells}
-        self.loss_SB = pd.DataFrame({budget: depths.cells[depth].results for budget, depths in at.items()})
-        self.budgets = np.array([*at], dtype=float)
-        self.lr_variance_B = [depths.lr_variance(depth) for depths in at.values()]
-
-    def at(self, C: float) -> dict[int, float]:
-        """Seed -> loss, of the seeds whose budgets hold it."""
-        losses = {seed: _between(self.loss_SB.loc[seed].dropna(), C) for seed in self.loss_SB.index.tolist()}
-        return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}
-
-    def lr_variance(self, C: float) -> float:
-        return float(np.interp(math.log(C), np.log(self.budgets), self.lr_variance_B)) if len(self.budgets) else 0.0
-
-
-def _at(deep: _DepthCurve, shallow: _DepthCurve, C: float) -> Comparison | None:
-    own, other = deep.at(C), shallow.at(C)
-    fitted = fit_of([own, other]) if len(own.keys() & other.keys()) > 1 else None
-    if fitted is None:
-        return None
-    contrast, by_lr = fitted.effect(0, 1), deep.lr_variance(C) + shallow.lr_variance(C)
-    return Comparison(replace(contrast, sd_G=np.sqrt(contrast.sd_G**2 + by_lr)), len(own.keys() & other.keys()))
+def _interpolated(budgets: Budgets, depth: int, C: float) -> tuple[dict[int, float], float]:
+    """Seed -> loss of a depth at a budget, of the seeds whose budgets hold it; its variance by the choice of lr."""
+    at = {budget: depths for budget, depths in sorted(budgets.items()) if depth in depths.cells}
+    if not at:
+        return {}, 0.0
+    loss_SB = pd.DataFrame({budget: depths.cells[depth].results for budget, depths in at.items()})
+    losses = {seed: _between(loss_SB.loc[seed].dropna(), C) for seed in loss_SB.index.tolist()}
+    lr_variance = np.interp(math.log(C), np.log([*at]), [depths.lr_variance(depth) for depths in at.values()])
+    return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}, float(lr_variance)
 
 
 def _between(losses: pd.Series, C: float) -> float:

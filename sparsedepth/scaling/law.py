@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.nonlinear import power_law
+from sparsedepth.scaling.nonlinear import LARGEST, power_law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class DesignMatrix:
 
     def at(self, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ln L of the law at each point, and its derivatives, (N, P)."""
-        E = np.exp(theta_P[0])
+        E = np.exp(np.clip(theta_P[0], -LARGEST, LARGEST))
         loss_N, by_NP = power_law(np.array([E, *theta_P[1:]]), self.z)
         by_NP[:, 0] *= E
         return np.log(loss_N), by_NP / loss_N[:, None]

@@ -185,6 +185,28 @@ def test_each_budget_can_have_seeds_of_its_own():
     assert np.median([one.budget for one in worth]) == 8e12
 
 
+@pytest.mark.parametrize("n_draws", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deep_lower", [0.0, 0.03])
+def test_depths_without_a_budget_in_common_are_compared_between_their_own(deep_lower, n_draws):
+    """Three depths whose budgets are a third of a doubling apart: two of one curve, and the deepest, which is lower."""
+    verdicts, covered = [], []
+    for number in range(n_draws):
+        rng, runs = np.random.default_rng([number, round(100 * deep_lower)]), []
+        shift_S = rng.normal(0, 0.03, 5)
+        for place, depth in enumerate((4, 8, 16)):
+            for C in np.array(BUDGETS) * 2 ** (place / 3):
+                level = 1 + 0.5 * (C / 4e12) ** -0.3 - (deep_lower if depth == 16 else 0.0)
+                losses = level + shift_S + rng.normal(0, 0.01, 5)
+                runs += [(depth, "baseline", seed, C, loss, None) for seed, loss in enumerate(losses.tolist())]
+        middle, deep = crossovers(rows_of(runs))
+        verdicts.append(deep.verdict)
+        covered += [middle.lo <= 0 <= middle.hi, deep.lo <= -deep_lower <= deep.hi]
+    worth = verdicts.count("worth it") / n_draws
+    print(deep_lower, worth, np.mean(covered))
+    assert (worth <= (22 / 300 if n_draws == 300 else 0.15)) if deep_lower == 0 else worth >= 0.8
+    assert np.mean(covered) >= (0.9 if n_draws == 300 else 0.8)
+
+
 def test_what_cannot_be_compared_is_not_known():
     runs = [(4, "baseline", s, C, 1.0 + 0.01 * s, None) for C in BUDGETS[:2] for s in range(3)]
     apart = [(8, "baseline", s, C, 0.5 + 0.01 * s, None) for C in BUDGETS[3:] for s in range(3)]
