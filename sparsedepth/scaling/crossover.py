@@ -77,14 +77,9 @@ class Comparison(NamedTuple):
     withheld: str = ""
     """Why no difference can be shown, such as an optimum beyond the lr tried."""
 
-    @property
-    def lower_p(self) -> float:
-        """Two-sided, where the deeper one is lower."""
-        return self.contrast.p if self.contrast.estimate < 0 and not self.withheld else 1.0
-
-    @property
-    def higher_p(self) -> float:
-        return self.contrast.p if self.contrast.estimate > 0 and not self.withheld else 1.0
+    def p(self, sign: int) -> float:
+        """Two-sided, where the deeper one is lower (-1) or higher (1)."""
+        return self.contrast.p if sign * self.contrast.estimate > 0 and not self.withheld else 1.0
 
 
 class Judged(NamedTuple):
@@ -177,8 +172,8 @@ def _judged(compared: Mapping[int, Mapping[float, Mapping[int, Comparison]]]) ->
     judged = defaultdict[int, dict[float, Judged]](dict)
     for budget in {budget for at in compared.values() for budget in at}:
         family = {depth: at[budget] for depth, at in compared.items() if budget in at}
-        lower_J = np.array([max(one.lower_p for one in at.values()) for at in family.values()])
-        higher_J = np.array([min(1.0, len(at) * min(one.higher_p for one in at.values())) for at in family.values()])
+        lower_J = np.array([max(one.p(-1) for one in at.values()) for at in family.values()])
+        higher_J = np.array([min(1.0, len(at) * min(one.p(1) for one in at.values())) for at in family.values()])
         p_XJ = [adjusted(p_J, np.zeros(len(p_J))) for p_J in (lower_J, higher_J)]
         for depth, lower_p, higher_p in zip(family, *p_XJ, strict=True):
             judged[depth][budget] = Judged(family[depth], float(lower_p), float(higher_p))
@@ -204,7 +199,7 @@ def _verdict(found: Crossover, judged: Mapping[float, Judged]) -> Crossover:
         return found._replace(verdict="not worth it", budget=budgets[0])
     if reasons := [one.withheld for one in at.comparisons.values() if one.withheld and one.contrast.p < ALPHA]:
         return found._replace(reason=reasons[0])
-    lower = [str(other) for other, one in at.comparisons.items() if one.lower_p < ALPHA]
+    lower = [str(other) for other, one in at.comparisons.items() if one.p(-1) < ALPHA]
     return found._replace(reason=no_depth_shown(against, lower, budgets[0]))
 
 

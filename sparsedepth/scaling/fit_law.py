@@ -175,12 +175,11 @@ def fit_law(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STAR
     has_clusters = CLUSTER in points.columns
     clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0] if has_clusters else np.arange(len(points)))
     start_RP = _starts(plan, n_starts, np.random.default_rng(seed))
-    ends = [refit(plan, start_P, clusters) for start_P in start_RP]
-    for _ in range(N_REWEIGHTED if has_clusters else 0):
-        residual_N = plan.at(min(ends, key=lambda end: end.cost).theta_P)[0] - plan.y
-        clusters = cluster_effect(clusters.index, residual_N, n_free)
+    for step in range(1 + (N_REWEIGHTED if has_clusters else 0)):
         ends = [refit(plan, start_P, clusters) for start_P in start_RP]
-    best = min(ends, key=lambda end: end.cost)
+        best = min(ends, key=lambda end: end.cost)
+        if has_clusters and step < N_REWEIGHTED:
+            clusters = cluster_effect(clusters.index, plan.at(best.theta_P)[0] - plan.y, n_free)
     covariance_PP, condition, gradient = _curvature(best)
     n_reached = sum(end.cost <= best.cost * (1 + SAME) + 1e-24 for end in ends)
     return FittedLaw(

@@ -20,7 +20,7 @@ Shapes: N cells (side, budget), P parameters (shape 3, ln m, d), G forms, M part
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -295,31 +295,37 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierL
 
 def _fits(ladder: Ladder, forms: Sequence[Form], least_for_drift: float) -> list[FormFit]:
     """Those that have a fit. `least_for_drift`: budgets of the setting."""
-    x_N, setting_N, y_N = ladder.x_N, ladder.is_setting_N.astype(float), ladder.mean_N
-    baseline_N, least, found = ~ladder.is_setting_N, float(np.exp(y_N.min())), []
-
-    def at(law: Shape, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        log_m, *d = theta_P[3:]
-        log_loss_N, by_x_N, by_shape_NX = law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
-        by_m_N = by_x_N * setting_N
-        return ladder.rows(log_loss_N), ladder.rows(np.stack([*by_shape_NX.T, by_m_N, *(by_m_N * x_N for _ in d)])).T
-
-    def fit(law: Shape, share: float, is_first_free: bool, n: int) -> Solved:
-        """From L_inf at this share, and a setting that is worth nothing."""
-        slope, level = np.polyfit(x_N[baseline_N], np.log(np.exp(y_N[baseline_N]) - share * least), 1)
-        start_P = np.array([share * least, level, max(-slope, 0.01), *[0.0] * (n - 3)])
-        free_P = np.array([is_first_free, *[True] * (n - 1)])
-        return solve(lambda theta_P: at(law, theta_P), ladder.rows(y_N), start_P, free_P)
-
+    y_N, found = ladder.mean_N, []
+    least = float(np.exp(y_N.min()))
     for law, starts in forms:
         best: list[Solved] = []
-        for n in (4, 5 if setting_N.sum() >= least_for_drift else 4):
-            ends = [fit(law, share, is_first_free, n) for share, is_first_free in starts]
+        for n in (4, 5 if ladder.is_setting_N.sum() >= least_for_drift else 4):
+            ends = [
+                solve(partial(_at, ladder, law), ladder.rows(y_N), _start(ladder, share * least, n), free_P)
+                for share, is_first_free in starts
+                for free_P in [np.array([is_first_free, *[True] * (n - 1)])]
+            ]
             within = [end for end in ends if law is parabola or 0 <= end.theta_P[0] < least]
             best += sorted(within, key=lambda end: end.cost)[:1]
         if len(best) == 2:
             found.append(FormFit(law, *best))
     return found
+
+
+def _at(ladder: Ladder, law: Shape, theta_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows by the law, and their derivatives, (N, P)."""
+    log_m, *d = theta_P[3:]
+    x_N, setting_N = ladder.x_N, ladder.is_setting_N.astype(float)
+    log_loss_N, by_x_N, by_shape_NX = law(theta_P[:3], x_N + setting_N * (log_m + sum(d) * x_N))
+    by_m_N = by_x_N * setting_N
+    return ladder.rows(log_loss_N), ladder.rows(np.stack([*by_shape_NX.T, by_m_N, *(by_m_N * x_N for _ in d)])).T
+
+
+def _start(ladder: Ladder, L_inf: float, n: int) -> np.ndarray:
+    """n parameters of a setting that is worth nothing."""
+    baseline_N = ~ladder.is_setting_N
+    slope, level = np.polyfit(ladder.x_N[baseline_N], np.log(np.exp(ladder.mean_N[baseline_N]) - L_inf), 1)
+    return np.array([L_inf, level, max(-slope, 0.01), *[0.0] * (n - 3)])
 
 
 def laws_of(

@@ -80,12 +80,13 @@ def law_points(fitted: FittedLaw) -> pd.DataFrame:
 
 def curve_of(fitted: FittedLaw, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     """The k-th term over its column: the fitted one, and the bootstrap's 95% band lo, hi (NaN without one)."""
-    term, plan, n_terms = fitted.law.terms[k], fitted.plan, len(fitted.law.terms)
-    column_G = np.geomspace(fitted.points[term.column].min(), fitted.points[term.column].max(), 100)
-    z_G = np.log(term.factor * column_G) - plan.centre[k]
+    term, own = fitted.law.terms[k], [1 + k, 1 + len(fitted.law.terms) + k]
+    column_G = np.geomspace(*fitted.points[term.column].agg(["min", "max"]), 100)
+    z_G = np.log(term.factor * column_G) - fitted.plan.centre[k]
 
     def part(theta: np.ndarray) -> np.ndarray:
-        return np.exp(theta[..., 1 + k, None] - theta[..., 1 + n_terms + k, None] * z_G)
+        g, a = np.moveaxis(theta[..., own, None], -2, 0)
+        return np.exp(g - a * z_G)
 
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)

@@ -119,19 +119,16 @@ def _lowest(grid: pd.DataFrame) -> float | None:
     log_NX -= log_NX[int(grid["loss"].to_numpy().argmin())]
     is_near = (np.abs(log_NX) <= np.log(NEAR)).all(axis=1)
     near_NX, loss_N, n = log_NX[is_near], grid["loss"].to_numpy()[is_near], len(varied)
-    pairs = [(i, j) for i in range(n) for j in range(i, n)]
-    if not varied or is_near.sum() < len(pairs) + n + 3:
+    i_X, j_X = np.triu_indices(n)
+    if not varied or is_near.sum() < len(i_X) + n + 3:
         return None
-    squares_NX = np.stack([near_NX[:, i] * near_NX[:, j] for i, j in pairs], axis=1)
-    design = np.concatenate([np.ones((len(near_NX), 1)), near_NX, squares_NX], axis=1)
-    coefficients = np.linalg.lstsq(design, loss_N, rcond=None)[0]
-    hessian = np.zeros((n, n))
-    for (i, j), value in zip(pairs, coefficients[n + 1 :], strict=True):
-        hessian[i, j] += value
-        hessian[j, i] += value
-    slope = coefficients[1 : n + 1]
+    design = np.concatenate([np.ones((len(near_NX), 1)), near_NX, near_NX[:, i_X] * near_NX[:, j_X]], axis=1)
+    level, *rest = np.linalg.lstsq(design, loss_N, rcond=None)[0]
+    slope, hessian = np.array(rest[:n]), np.zeros((n, n))
+    hessian[i_X, j_X] = rest[n:]
+    hessian += hessian.T
     if np.linalg.eigvalsh(hessian).min() <= 0:
         return None
     at = -np.linalg.solve(hessian, slope)
     inside = (at >= near_NX.min(axis=0)).all() and (at <= near_NX.max(axis=0)).all()
-    return float(coefficients[0] + slope @ at / 2) if inside else None
+    return float(level + slope @ at / 2) if inside else None
