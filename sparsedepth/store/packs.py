@@ -274,6 +274,8 @@ def no_run(roots: Sequence[Path]) -> ValueError:
         told = f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"
     elif any(any(find_groups(root, TOYS)) for root in roots):
         told = f"{names} holds toy networks and no runs; see their exponents: python analysis/toy.py {names}"
+    elif all((root / MODELS).is_dir() for root in roots):
+        told = f"{names} holds measured models and no runs; see them ranked: sparsedepth query {names} --ask models"
     return ValueError(told)
 
 

@@ -17,7 +17,8 @@ def import_note(imported: "Imported | None") -> str:
     if imported is None:
         return ""
     origins = ", ".join(sorted(imported.origins))
-    return f"{imported.n_runs} runs are imported from {origins}, with {unknown_text(imported.unknown)}"
+    verb = "is" if imported.n_runs == 1 else "are"
+    return f"{counted(imported.n_runs, 'run')} {verb} imported from {origins}, with {unknown_text(imported.unknown)}"
 
 
 def unknown_text(names: Collection[str]) -> str:

@@ -340,6 +340,12 @@ def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
     assert "holds toy networks and no runs; see their exponents: python analysis/toy.py" in err and err.count("\n") == 1
 
 
+def test_status_of_measured_models_names_what_ranks_them(tmp_path):
+    (tmp_path / "models").mkdir()
+    _, err = sparsedepth("status", tmp_path, code=2)
+    assert f"holds measured models and no runs; see them ranked: sparsedepth query {tmp_path} --ask models" in err
+
+
 def test_status_above_several_results_folders_names_a_command_for_one(tmp_path):
     for name in ("b", "it's a"):
         make_run(tmp_path / name, RunConfig(), {"val_loss": 1.0})

@@ -23,6 +23,7 @@ def test_imported_runs_are_told_with_what_is_unknown():
     found = Imported(2, {"paper B", "paper A"}, {"lr", "seed", "top_k"})
     wanted = "2 runs are imported from paper A, paper B, with 3 of their choices unknown (seed, lr, ...)"
     assert import_note(found) == wanted and import_note(None) == ""
+    assert import_note(Imported(1, {"paper"}, {"lr"})).startswith("1 run is imported from paper, with 1 of their")
 
 
 def test_a_search_is_named_by_its_sampler():
