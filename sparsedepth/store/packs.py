@@ -213,6 +213,9 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                 there = [path.name for path in root.parent.glob("*")]
                 near = did_you_mean(root.name, there, "name a results folder, as given to sweep --out")
                 raise ValueError(f"the folder {str(root)!r} does not exist; {near}") from None
+            if root.is_file():
+                doors = "`judge` gives the verdict on a table of runs, and `import` makes a results folder of one"
+                raise ValueError(f"{str(root)!r} is a file, and results are a folder; {doors}") from None
             why = f"{error.strerror}: {error.filename!r}"
             raise ValueError(f"{str(root)!r} cannot be read ({why}); name a folder that may be read") from None
         parts.append(Part(root=root, runs=_without_copies(runs)))

@@ -84,7 +84,8 @@ class Texts:
 def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
     """The columns of a table that `choose` takes. Raises ValueError, one line, also for what that raises."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}")
+        folder = f"; of a results folder: sparsedepth effects {path}" if path.is_dir() else ""
+        raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}{folder}")
     if not path.exists():
         raise ValueError(f"{str(path)!r} does not exist; name a table")
     refuse_empty(path)

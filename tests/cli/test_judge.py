@@ -190,6 +190,11 @@ def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
     assert reason in err and err.count("\n") == 1
 
 
+def test_a_results_folder_is_sent_to_effects(command, tmp_path):
+    _, err = command("judge", tmp_path, code=2)
+    assert "is not a table; use one of .csv, " in err and f"results folder: sparsedepth effects {tmp_path}" in err
+
+
 def test_runs_at_several_lr_are_no_seeds_and_the_fix_works(command, tmp_path):
     path, rows = tmp_path / "runs.csv", ["config.optimizer,config.seed,config.lr,val/loss"]
     rows += [f"{name},{seed},{lr},{3 + lr + seed / 100}" for name in "ab" for seed in range(3) for lr in (0.1, 0.2)]

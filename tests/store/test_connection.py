@@ -202,6 +202,9 @@ def test_only_complete_runs_count_and_neither_links_nor_hidden_ones(results, tmp
 def test_a_path_that_is_no_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"absent' does not exist; name a results folder"):
         open_store(tmp_path / "absent")
+    (tmp_path / "runs.csv").write_text("variant,loss\na,1\n")
+    with pytest.raises(ValueError, match=r"runs.csv' is a file, and results are a folder; `judge` gives the verdict"):
+        open_store(tmp_path / "runs.csv")
 
 
 # The fence
