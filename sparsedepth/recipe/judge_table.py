@@ -54,6 +54,8 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
         raise ValueError(f"--column {unknown[0]}=...: choose one of {', '.join(NAMES)}")
     if absent := [name for name in given.values() if name not in header]:
         raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
+    if len(header) < 2:
+        raise ValueError(f"the table has one column, {', '.join(header)!r}; its first line must name the columns")
     # '_step' of wandb counts calls of its log, and is no budget.
     own = [name for name in header if not name.startswith("_")]
     inner = [(re.sub("^(config|summary|params|metrics)[./]", "", name), name) for name in own]  # as trackers export
@@ -117,13 +119,13 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
     found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
     runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
-    for kind in ("variant", "budget"):
+    for kind in ("variant", "budget", "seed"):
         if kind in names and (absent := runs[kind].isna()).any():
             row = runs["row"][absent].iloc[0]
             line = f"row {row}{f', line {row + 1},' * (path.suffix in ('.csv', '.tsv'))}"
             raise ValueError(f"{path}: {line} has no {names[kind]}; fill it in, or delete the row")
     for kind in ("variant", "seed", "lr"):
-        runs[kind] = [value and by_value(value) for value in runs[kind]]
+        runs[kind] = [None if pd.isna(value) else by_value(value) for value in runs[kind]]
     runs["budget"] = runs["budget"].fillna(0.0)
     return runs.sort_values([*RUN, "loss", "row"], ignore_index=True)
 

@@ -178,6 +178,8 @@ def test_json_and_exit_codes(command, tmp_path):
         ("variant,seed,loss,tokens\na,0,1,5\na,0,1,6\nb,0,2,7\n", (), "no budget in common"),
         ("variant,loss\na,1\na,2\nb,3\n", (), "no column tells runs apart"),
         ("variant,loss\n", (), "the table has no rows"),
+        ("variant,seed,loss\na,0,1\na,,2\nb,0,2\n", (), "row 2, line 3, has no seed; fill it in"),
+        ("sep=,\nvariant,seed,loss\na,0,1\n", (), "its first line must name the columns"),
         ("variant,loss,flops\na,1,1\na,diverged,2\nb,2,1\n", (), "leave it empty of a run that diverged"),
         ("variant,loss,flops,params\na,3,1,1\na,2,2,2\na,2,2,2\nb,3,1,1\n", (), "row 3 is 'a' again"),
         ("variant,accuracy\na,1\nb,2\n", ("--column", "loss=accuracy"), "better when higher"),
