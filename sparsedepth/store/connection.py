@@ -28,7 +28,7 @@ from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
-from sparsedepth.store.fences import FENCES, NARROW, after, lock, read_only, refuse_functions, syntax_nodes
+from sparsedepth.store.fences import FENCES, NARROW, lock, read_only, refuse_functions, stoppable, syntax_nodes
 from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.packs import Part, find_runs, no_run, read_file
 from sparsedepth.store.parquet import arrow_schema, empty_table, rows_table
@@ -137,8 +137,8 @@ class Store(AbstractContextManager["Store"]):
                 folders = self._folders
                 self._folders = {}
                 self._add_tuning(folders)
-            with read_only(connection), after(self.time_limit, connection.interrupt):
-                return fetch(connection.execute(statement))
+            with read_only(connection):
+                return stoppable(connection, self.time_limit, lambda: fetch(connection.execute(statement)))
         except duckdb.InterruptException:
             raise ValueError(f"the query was stopped after {self.time_limit:g} s; {NARROW}") from None
         except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which are locked
@@ -147,10 +147,6 @@ class Store(AbstractContextManager["Store"]):
             raise ValueError(_explain(error, text)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
             raise ValueError(f"the query cannot be run: {error}") from None
-        except RuntimeError as error:
-            if str(error) != "Query interrupted":
-                raise
-            raise KeyboardInterrupt from None  # as DuckDB tells it
 
     def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
         """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""

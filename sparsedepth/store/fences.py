@@ -16,12 +16,16 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 
 from sparsedepth.quantities.quantity import Named
+
+Result = TypeVar("Result")
 
 FENCES: Named = {
     "autoinstall_known_extensions": False,
@@ -115,6 +119,20 @@ def after(seconds: float, act: Callable[[], None]) -> Generator[None]:
     finally:
         timer.cancel()
         timer.join()  # a late interrupt must not hit the next statement
+
+
+def stoppable(connection: duckdb.DuckDBPyConnection, seconds: float, act: Callable[[], Result]) -> Result:
+    """What act() returns, in a thread: interrupted after so many seconds, and at once by Ctrl-C, of which DuckDB in the
+    main thread may take no notice until its query has ended."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(act)
+        try:
+            if not wait([running], seconds).done:
+                connection.interrupt()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+        return running.result()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -169,10 +170,16 @@ def test_a_folder_that_vanishes_is_left_out_and_other_trees_are_not_searched(tmp
     assert seen == [tmp_path.name, "a", "gone"]
 
 
-def test_an_interrupted_query_is_no_traceback():
-    with open_store(RESULTS) as store, pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-        store.sql("select sum(sqrt(a.range * b.range)) from range(1000000) a, range(100000) b")
+def test_ctrl_c_ends_a_query_at_once_and_the_store_answers_on():
+    """DuckDB alone noticed it in three of four tries, and else went on to the time limit."""
+    with open_store(RESULTS) as store:
+        for seconds in (0.05, 0.1, 0.2):
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT]).start()
+                store.sql("select sum(sqrt(a.range * b.range)) from range(1000000) a, range(100000) b")
+            assert time.monotonic() - began < 10
+        assert store.sql("select 7").rows == ((7,),)
 
 
 class Interrupted:
