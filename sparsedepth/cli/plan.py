@@ -1,5 +1,6 @@
 """`sparsedepth plan`: what a sweep costs, and which effects it can detect."""
 
+import re
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,7 +32,10 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
     ] = None
     _: KW_ONLY
     calibrated: Annotated[bool, typer.Option("--calibrate", help="time real steps of each model shape")] = False
-    pilot: Annotated[option.Folder | None, typer.Option(help="earlier results, for the noise between seeds")] = None
+    pilot: Annotated[
+        option.Folder | None,
+        typer.Option(help="earlier results, for the noise; of a ladder, or its table"),
+    ] = None
     seed_sd: Annotated[float | None, typer.Option(help="instead of --pilot: that noise, such as 0.05")] = None
     effect: Annotated[float | None, typer.Option(help="with either: print the seeds needed to detect this")] = None
     on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
@@ -218,13 +222,21 @@ def _of_ladder(plan: "Plan", pilot: Path | None) -> DetectableEffects | None:
     if any(config.schedule == "wsd" for config in configs):  # budgets are branches of one training
         return None
     from sparsedepth.effects.power import planned_cells
-    from sparsedepth.scaling.ladder_power import ladder_pilot, ladder_power, planned_ladder
+    from sparsedepth.recipe.judge import judge
+    from sparsedepth.scaling.ladder_power import ladder_pilot, ladder_power, pilot_of_laws, planned_ladder
     from sparsedepth.store.connection import open_store
 
     ladder = planned_ladder(planned_cells(configs, definition.objective, tuple(definition.tune), every_budget=True))
     found = DetectableEffects(powers=[], objective=definition.objective, unit="ln ratio", is_ladder=True)
     if ladder is None or pilot is None:
         return found if ladder else None
-    with open_store(pilot) as store:
-        noise = ladder_pilot(store)
+    if pilot.is_file():
+        judged = judge(pilot)
+        if judged.ladder is None or not re.search("flop|compute", judged.columns["budget"].lower()):
+            told = f"--pilot {pilot} is no ladder: one run of each variant at three budgets or more, in FLOPs"
+            raise ValueError(f"{told}; `judge {pilot}` says what it is")
+        noise = pilot_of_laws([*judged.ladder.laws.values()])
+    else:
+        with open_store(pilot) as store:
+            noise = ladder_pilot(store)
     return replace(found, powers=ladder_power(ladder, noise), noise=noise.of_run, source=f"of {pilot}")

@@ -25,7 +25,7 @@ from sparsedepth.effects.verdict import level_of
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.scaling.aspect import N_PARAMETERS
 from sparsedepth.scaling.ladder import MIN_BUDGETS
-from sparsedepth.scaling.multiplier import SHARED, laws_of
+from sparsedepth.scaling.multiplier import SHARED, MultiplierLaw, laws_of
 from sparsedepth.scaling.shapes import shapes_answer
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store
@@ -65,7 +65,11 @@ def ladder_pilot(store: Store) -> LadderPilot:
         runs, fit = shapes.law.runs, shapes.law.main
         sd = math.sqrt(fit.square / (len(runs) - N_PARAMETERS)) / runs["loss"].mean()
         return LadderPilot(shapes.law.loss_at, runs["flops"].to_numpy(), PilotNoise(own=sd, df=fit.df))
-    laws = [*laws_of(ladder_of_store(store).losses, BASELINE).values()]
+    return pilot_of_laws([*laws_of(ladder_of_store(store).losses, BASELINE).values()])
+
+
+def pilot_of_laws(laws: Sequence[MultiplierLaw]) -> LadderPilot:
+    """Of the settings of a ladder. Raises ValueError where nothing tells their noise."""
     variance_J, df_J = np.array([replace(law, prior=None).left for law in laws]).T
     if not df_J.any():
         raise ValueError("no setting was run at two budgets: nothing tells the noise")

@@ -1,22 +1,25 @@
 """Power of a ladder before running: what it calls detectable is found by `judge`, as often as it says."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.report_pages import ladder as ladder_folder
 from support.shape_ladders import SD as SHAPES_SD, shapes
 
+import sparsedepth
 from sparsedepth.cli.describe import init
 from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.cli.plan import detectable_effects
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.power import PilotNoise, power_table
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.recipe.judge import judge
 from sparsedepth.recipe.judge_ladder import judge_ladder
 from sparsedepth.scaling import ladder_power as module
 from sparsedepth.scaling.aspect import aspect_law
-from sparsedepth.scaling.ladder_power import LadderPilot, PlannedLadder, ladder_pilot, ladder_power
+from sparsedepth.scaling.ladder_power import LadderPilot, PlannedLadder, ladder_pilot, ladder_power, pilot_of_laws
 from sparsedepth.scaling.shapes import ShapesAnswer
 from sparsedepth.store.connection import open_store
 from sparsedepth.words.power import power_text
@@ -117,3 +120,21 @@ def test_a_ladder_is_planned_with_a_pilot_and_asks_for_one(tmp_path, monkeypatch
     assert row == ["depth_scale=lns", "8, 9, 10", 1] and size.startswith("x1.")
     with pytest.raises(ValueError, match="--seed-sd and --effect are for several seeds"):
         detectable_effects(planned, None, 0.1, None)
+
+
+def test_a_table_of_a_ladder_is_a_pilot(tmp_path, monkeypatch):
+    """The noise is that of the laws by which `judge` judges it: three variants at six budgets, a worth and a drift of
+    each. A table of seeds, or of tokens, is none."""
+    monkeypatch.setattr(module, "DRAWS", 2)
+    init("sweep", tmp_path / "ladder.yaml", ladder=3)
+    planned = Plan(sweep_definition(tmp_path / "ladder.yaml"))
+    table = Path(sparsedepth.__file__).parent / "examples/maps/ladder.csv"
+    found = detectable_effects(planned, table, None, None)
+    laws = [*judge(table).ladder.laws.values()]
+    assert found.noise == pilot_of_laws(laws).of_run and found.noise.df == 3 * (6 - 2)
+    assert found.powers[0].detectable > 0
+    in_tokens = tmp_path / "tokens.csv"
+    in_tokens.write_text(table.read_text().replace("flops", "other").replace("tokens", "train_tokens"))
+    for other in (in_tokens, table.with_name("variants.csv")):
+        with pytest.raises(ValueError, match="is no ladder: one run of each variant at three budgets"):
+            detectable_effects(planned, other, None, None)
