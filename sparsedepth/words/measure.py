@@ -49,7 +49,8 @@ def tokens_text(scored: "Sequences", length: int, n_of_loss: int, n_fit: int, *,
     positions = f" at {scored.n_scored:,} of {scored.n_tokens:,} positions" if scored.n_scored < scored.n_tokens else ""
     loss = f", the loss on {n_of_loss}" if n_of_loss != len(scored) else ""
     return (
-        f"{len(scored)} sequences of {length} tokens scored{positions}{loss}; maps fitted on {n_fit} others"
+        f"{len(scored)} sequences of {length} tokens scored{positions}{loss}; maps fitted and n-grams counted on "
+        f"{n_fit} others"
         f"{', of the last half of the file' * is_halved}"
     )
 

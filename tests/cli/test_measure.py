@@ -81,7 +81,7 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     assert "\nnot defined for this model: experts; see `sparsedepth metrics`" in nothing
     fewer = ("--set", "measure_tokens=64", "--set", "fit_tokens=96")
     titled, _ = command("measure", folder, *both, "--measures", "weights", *fewer)
-    assert "\n2 sequences of 32 tokens scored, the loss on 4; maps fitted on 3 others\n" in titled
+    assert "\n2 sequences of 32 tokens scored, the loss on 4; maps fitted and n-grams counted on 3 others\n" in titled
     found = {score["name"]: score for score in json.loads(named)}
     causal = found["causal_score"]
     assert causal["n_tokens"] == 4 * 32 and causal["interval"][0] <= causal["global"] <= causal["interval"][1]
