@@ -116,14 +116,17 @@ def load_model(
     if (folder / CONFIG).exists():
         return _load_hf(str(source), folder, device, dtype, memory)
     refuse_several_runs(folder)
-    check_hub_name(str(source), is_free=not folder.exists())
+    if str(source) and folder.exists():
+        fix = "name its checkpoints by --revisions '*'" if any(folder.glob(f"*/{CONFIG}")) else "copy the model again"
+        raise ValueError(f"{str(source)!r} has neither {RUN_CONFIG} (a run) nor {CONFIG} (a Hugging Face model); {fix}")
+    check_hub_name(str(source))
     name, _, revision = str(source).partition("@")
     return _load_hf(str(source), _download(name, revision or None, downloads), device, dtype, memory)
 
 
-def check_hub_name(source: str, *, is_free: bool = True) -> None:
-    """Raises ValueError for what is no name on a hub; `is_free`: no folder that is no model has it."""
-    if not (is_free and _HUB_NAME.fullmatch(source)):
+def check_hub_name(source: str) -> None:
+    """Raises ValueError for what is no name on a hub."""
+    if not _HUB_NAME.fullmatch(source):
         folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
         raise ValueError(f"model {source!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
 

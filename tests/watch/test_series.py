@@ -198,12 +198,13 @@ def test_what_is_no_series_is_a_row_or_one_line(run, ids, tmp_path, command, cap
     rows = series(double, ids, tmp_path / "out", "*").records()
     notes = {row["name"]: row["note"] for row in rows}
     assert notes["step2"] == "step 2 is that of checkpoint-2, too; name one of them in --revisions"
-    assert "has no config.json" in notes["checkpoint-7"] or "is neither a folder" in notes["checkpoint-7"]
+    assert notes["checkpoint-7"].endswith("nor config.json (a Hugging Face model); copy the model again")
     capsys.readouterr()
     for words, told in (
         (("-o", tmp_path / "x", "--revisions", "nothing-*"), "fits; it has checkpoint-2"),
         (("--revisions", "*"), "several models need -o DIR"),
         (("--keep", 0), "--keep is for several checkpoints; add --revisions"),
+        (("--measures", "loss"), "(a Hugging Face model); name its checkpoints by --revisions '*'"),
         (("-o", tmp_path / "x", "--revisions", "*", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
     ):
         _, err = command("measure", double, *words, code=2)
