@@ -48,16 +48,17 @@ def check_enough_to_fit(
         fitted.append(("fit_tokens", config.measure_tokens, config.fit_tokens))
     for name, skipped, asked in fitted:
         n_fit = held_out(config.seq_len, asked, skipped).n_tokens
+        is_short = asked - n_fit >= config.seq_len
+        advice = fix or ("use a longer corpus or a larger val_fraction" if is_short else f"raise {name}")
         if n_fit <= width + 1:
-            fix = fix or (f"raise {name}" if asked <= width + 1 else "use a longer corpus or a larger val_fraction")
             raise ValueError(
                 f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped}), "
-                f"but d_model={width} needs more than {width + 1}; {fix}"
+                f"but d_model={width} needs more than {width + 1}; {advice}"
             )
         if n_fit < (enough := ENOUGH_FIT_TOKENS * width):
             few = f"{n_fit} tokens fit maps of width {width}: the error of the maps is {width / n_fit:.0%} of what they"
-            advice = f"{enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {fix or f'raise {name}'}"
-            warnings.warn(f"{few} leave; {advice}", stacklevel=4)
+            told = f"{few} leave; {enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {advice}"
+            warnings.warn(told, stacklevel=4)
 
 
 def check_same_text(source: Source, results: Path) -> None:

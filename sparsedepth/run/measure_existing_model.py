@@ -54,7 +54,8 @@ def measure_existing_model(
     watch = watch or Stopwatch()
     source = tokens.source
     scored = source.held_out(config.seq_len, config.measure_tokens)
-    check_enough_to_fit(source.held_out, config, model.probed.stream_width)
+    fix = "give more sequences of tokens" if isinstance(source, TokenArrays) else ""
+    check_enough_to_fit(source.held_out, config, model.probed.stream_width, fix)
     _check_states(model, torch.from_numpy(scored.inputs[:1]))
     found = measure_run(
         model.probed,

@@ -73,7 +73,8 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     np.save(tmp_path / "first.npy", ids[:4].astype(np.uint16))
     np.save(tmp_path / "last.npy", ids[4:])
     measures = ("--measures", "usefulness,causal,permutation,variance,weights", "--format", "json")
-    halves, _ = command("measure", folder, "--tokens", tmp_path / "all.npy", *measures)
+    halves, warned = command("measure", folder, "--tokens", tmp_path / "all.npy", *measures)
+    assert "tokens make it 6%: give more sequences of tokens\n" in warned
     both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
     named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
@@ -154,7 +155,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
     [
         (("{folder}", "--seq-len", 65), "64 positions"),
         (("{folder}", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
-        (("{tmp}",), "neither a folder"),
+        (("{tmp}",), "has neither config.yaml (a run) nor config.json"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
         (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is unknown; did you mean 'usefulness'?"),
         (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
