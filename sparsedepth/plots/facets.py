@@ -47,8 +47,8 @@ from sparsedepth.words.scaling import flops_text
 
 FLOPS_LABEL = "train_flops (FLOP)"
 MOST_LINES, MOST_BANDS = 4, 2
-"""Lines of settings that may cross in a panel over depths, and with their bands in one over tokens; of more each has a
-panel, with the first one and the others in the background."""
+"""Lines of settings that may cross in a panel over depths or rates, and with their bands in one over tokens; of more
+each has a panel, with the first one and the others in the background."""
 MOST_BARS = 8
 """Points of a line whose intervals are bars."""
 MOST_LAYERS = 16
@@ -81,20 +81,23 @@ def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
 
 
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:
-    """`by`, mean, lo, hi (NaN below three seeds) and n_seeds of column `value` in each group, in order of appearance;
-    the runs of one seed are one value, a run without a seed is its own."""
+    """`by`, mean, lo, hi (NaN below three seeds), n_seeds and the seeds' values of column `value` in each group, in
+    order of appearance; the runs of one seed are one value, a run without a seed is its own."""
     rows = rows[[*by, "seed", "value"]].astype({"seed": float, "value": float}).dropna(subset="value")
     rows["seed"] = rows["seed"].fillna(pd.Series(-1.0 - np.arange(len(rows)), rows.index))
     rows["value"] = np.log(rows["value"]) if is_log else rows["value"]
     of_seed = rows.groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
-    found = of_seed.groupby(level=[*by], sort=False, observed=True).agg(mean="mean", sd="std", n_seeds="count")
+    found = of_seed.groupby(level=[*by], sort=False, observed=True).agg(
+        mean="mean", sd="std", n_seeds="count", seeds=list
+    )
     found = found.reset_index()
     t = found["n_seeds"].map(lambda n: t_critical(n - 1) if n >= MIN_VALUES else np.nan)
     half = t * found["sd"] / np.sqrt(found["n_seeds"])
     found = found.assign(lo=found["mean"] - half, hi=found["mean"] + half)
     ends = ["mean", "lo", "hi"]
-    found[ends] = np.exp(found[ends]) if is_log else found[ends]
-    return found[[*by, *ends, "n_seeds"]]
+    if is_log:
+        found[ends], found["seeds"] = np.exp(found[ends]), found["seeds"].map(lambda logs: [*np.exp(logs)])
+    return found[[*by, *ends, "n_seeds", "seeds"]]
 
 
 def metric_intervals(
@@ -111,6 +114,9 @@ def metric_intervals(
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
+    if (points.groupby("panel")["x"].nunique() > MOST_BARS).any():  # their seeds would hide the lines
+        points = points.drop(columns="seeds", errors="ignore")
+
     def of_panels(names: Collection[str]) -> Drawing:
         chosen = [kind for kind in kinds if str(kind.key) in names]
         if len(chosen) < len({*names}):
@@ -161,15 +167,15 @@ def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterato
         yield replace(kind, form="map"), (first, *others)
         return
     has_bands = kind.x == "tokens" and rows["x"].nunique() > MOST_BARS
-    most = MOST_LINES if kind.x == "depth" else MOST_BANDS if has_bands else math.inf
-    ranks = rows.pivot(index="x", columns="setting", values="mean").dropna().rank(axis=1)
-    n_crossing = (ranks.nunique() > 1).sum()
+    most = MOST_LINES if kind.x in ("depth", "log") else MOST_BANDS if has_bands else math.inf
+    means = rows.pivot(index="x", columns="setting", values="mean").interpolate("index", limit_area="inside")
+    n_crossing = (means.dropna().rank(axis=1).nunique() > 1).sum()
     if n_crossing <= most or 0 < paper_width() < 5:  # in a column of a paper they would fill pages
         yield kind, ()
         return
     for name in others:
         title = ", ".join(filter(None, (kind.title, named[name])))
-        yield replace(kind, title=folded(escaped(title), 30), form="apart"), (first, name)
+        yield replace(kind, title=folded(escaped(title), 26), form="apart"), (first, name)
 
 
 def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, str], own: Sequence[str]) -> set[str]:
@@ -213,9 +219,13 @@ def draw_panel(
     axis.marks = _marks(kind, rows[is_own], shown.loc[is_own, "x"], rows.loc[is_own, "mean"])
     is_cut = _set_range(axis, kind, rows)
     if kind.decorate:
-        kind.decorate(axis, shown)
+        kind.decorate(axis, shown[is_own])
     _label(axis, kind, sorted(set(rows["x"])))
-    return {"cut" if is_cut else "", "beside" if (shown["x"] != rows["x"]).any() else ""}
+    return {
+        "cut" if is_cut else "",
+        "beside" if (shown["x"] != rows["x"]).any() else "",
+        "seeds" if "seeds" in rows and rows["n_seeds"].max() > 1 else "",
+    }
 
 
 def _set_range(axis: Any, kind: Panel, rows: pd.DataFrame) -> bool:
@@ -260,6 +270,9 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         zorder=order,
         gid=(gid := mark_id(line["setting"].iloc[0])),
     )
+    if "seeds" in line:
+        dots = line.explode("seeds").astype({"seeds": float})
+        axis.scatter(dots["x"], dots["seeds"], 4, colour, alpha=0.4, linewidth=0, zorder=1, gid=gid)
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
         axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1, gid=gid)

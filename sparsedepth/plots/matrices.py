@@ -78,7 +78,7 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame, of_one_depth: bool = 
     by = ["metric", "setting", "n_layers", "layer", "other_layer"]
     values = rows.groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
     n_pairs = values.drop_duplicates(["metric", *by[2:]]).groupby("metric")["n_layers"].value_counts()
-    exist = [pairs_that_exist(name, depth).sum() if name != TRACED else 1 for name, depth in n_pairs.index]
+    exist = [pairs_that_exist(name, depth, 1).sum() for name, depth in n_pairs.index]
     # A metric with less than a quarter of the pairs that exist is not drawn.
     most = (n_pairs / exist).groupby("metric").max()
     sparse = [] if (most < 0.25).all() else sorted(most.index[most < 0.25])

@@ -40,6 +40,7 @@ from sparsedepth.plots.runs import (
     changed_fields,
     compared_runs,
     of_selection,
+    setting_names,
     trained_runs,
     without_diverged_cells,
 )
@@ -60,6 +61,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import UsableForm, degeneracy, score_rows, usable_forms
 from sparsedepth.store.saved_queries import QUESTIONS
 from sparsedepth.store.search import MATCHED, least_seeds, on_front, search_of
+from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.subject import is_imported
 from sparsedepth.words.captions import (
     chain_caption,
@@ -218,9 +220,9 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
 def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search = search_of(store.roots)
-    runs = of_selection(store, trained_runs(store))
+    runs = trained_runs(store)
     if search is None:
-        return front(runs)
+        return front(of_selection(store, runs.assign(setting=runs["cell_id"].map(setting_names(store, BUDGET)))))
     n_runs = runs.groupby("cell_id")["cell_id"].transform("size")
     return front(runs[n_runs >= least_seeds(search)], search.objectives)  # else only good seeds are left
 

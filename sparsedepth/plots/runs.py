@@ -176,8 +176,7 @@ def changed_fields(runs: pd.DataFrame, is_search: bool) -> pd.Series:
         return pd.Series(PROPOSAL, index=runs.index, dtype=object)
     settings = runs["setting"].astype(object)
     if settings.nunique() <= len(MARKERS) + (settings == BASELINE).any():
-        several = {name for name in set(settings) if n_changed(name) > 1}
-        return settings if len(several) < 2 else settings.where(~settings.isin(several), SEVERAL)
+        return settings
     return settings.map(lambda name: (BASELINE, name.partition("=")[0], SEVERAL)[min(n_changed(name), 2)])
 
 

@@ -125,7 +125,7 @@ def axis_of_points(axes: Any, points: Iterable[float]) -> None:
     ordered = sorted(set(points), reverse=True)
     shown = ordered[:1]
     for point in ordered[1:]:
-        if math.log(shown[0] / point) >= 0.03 * len(f"{point:g}") * math.log(ordered[0] / ordered[-1]):
+        if math.log(shown[0] / point) >= 0.034 * len(f"{point:g}") * math.log(ordered[0] / ordered[-1]):
             shown.insert(0, point)
     axes.set_xscale("log")
     axes.set_xticks(shown, [f"{point:g}" for point in shown])

@@ -97,6 +97,7 @@ def means_text(points: "pd.DataFrame") -> str:
 def parts_note(forms: Collection[str], first: str, even: Iterable["Panel"]) -> str:
     """' Each setting stands beside baseline (black); ...'; '' of plain panels that all vary."""
     text = f" Each setting stands beside {first} (black); pale: the others." * ("apart" in forms)
+    text += " Small points: single seeds." * ("seeds" in forms)
     text += " Points of one x stand side by side." * ("beside" in forms)
     text += " Intervals are cut where the axis ends." * ("cut" in forms)
     text += " Heat maps show means; their intervals are in the CSV." * ("map" in forms)

@@ -123,8 +123,8 @@ def test_one_outlier_does_not_flatten_the_others_and_is_counted():
         assert without_outliers(pd.Series(values)).tolist() == values
 
 
-def test_one_combination_of_several_fields_is_named_and_more_are_not():
-    """In the same words in both figures; many settings of one field have one shape."""
+def test_combinations_of_fields_are_named_as_far_as_there_are_shapes():
+    """In the same words in both figures; many settings of one field, and of several, have one shape."""
     runs = labelled_grid({"weight_decay": [0.01 * i for i in range(30)]}, summary)
     assert set(correlations(runs).data["kind"]) == {"baseline", "weight_decay"}
     runs = labelled_grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
@@ -133,7 +133,10 @@ def test_one_combination_of_several_fields_is_named_and_more_are_not():
     assert sorted(front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).data["kind"]) == kinds
     pairs = [(0.0, 4), (0.3, 1), (0.1, 2)]
     runs = labelled_grid({"weight_decay,n_kv_heads": pairs}, summary)
-    assert list(correlations(runs).data["kind"]) == ["baseline", "several fields", "several fields"]
+    names = ["n_kv_heads=1, weight_decay=0.3", "n_kv_heads=2, weight_decay=0.1"]
+    assert list(correlations(runs).data["kind"]) == ["baseline", *names]
+    many = labelled_grid({"weight_decay,n_kv_heads": [(0.0, 4), *((0.01 * i, 1) for i in range(1, 15))]}, summary)
+    assert list(correlations(many).data["kind"]) == ["baseline", *["several fields"] * 14]
     assert list(correlations(runs, is_search=True).data["kind"]) == ["proposal"] * 3
 
 

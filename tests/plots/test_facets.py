@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsedepth.plots.facets import Panel, draw_facets, intervals, range_of
+from sparsedepth.plots.facets import Panel, draw_facets, intervals, lines_drawing, range_of
 from sparsedepth.plots.page import lay_out
 from sparsedepth.plots.style import PAPER, setting_styles
 
@@ -101,7 +101,7 @@ def crossing(n_points, settings):
     return rows.assign(mean=rows["mean"].where(~last, 10.0 - rows["mean"]))
 
 
-@pytest.mark.parametrize(("kind", "n_points", "n_apart"), [("depth", 4, 6), ("tokens", 20, 4)])
+@pytest.mark.parametrize(("kind", "n_points", "n_apart"), [("depth", 4, 6), ("log", 4, 6), ("tokens", 20, 4)])
 def test_where_many_lines_cross_each_stands_beside_the_first_on_one_range(kind, n_points, n_apart):
     """More than four lines over depths, or two bands over tokens; lines that do not cross are together."""
     rows = crossing(n_points, MANY[:n_apart])
@@ -114,9 +114,26 @@ def test_where_many_lines_cross_each_stands_beside_the_first_on_one_range(kind, 
         drawn = [line for line in axis.get_lines() if line.get_linewidth()]
         assert sum(line.get_marker() != "None" for line in drawn) == 2 and len(drawn) == n_apart
     assert "beside baseline (black); pale: the others" in " ".join(page.get_supxlabel().split())
+    at_other_points = rows["x"].where(rows["setting"] != MANY[1], 1.01 * rows["x"])
+    assert len(draw_facets(rows.assign(x=at_other_points), [panel(x=kind)]).axes) == n_apart - 1
     for together in (crossing(n_points, MANY[: n_apart - 2]), lines(n_points, MANY[:n_apart])):
         page = draw_facets(together, [panel(x=kind)])
         assert len(page.axes) == 1 and page.legends
+
+
+def test_the_values_of_single_seeds_are_small_points():
+    """Beside means at few places, also on a logarithmic axis, whose mean is geometric; not along a training."""
+    rows = pd.DataFrame({"setting": "lns", "x": [4, 4, 4, 8], "seed": [0, 1, 1, 0], "value": [1.0, 4.0, 16.0, 5.0]})
+    points = intervals(rows, ["setting", "x"], is_log=True).assign(panel="loss")
+    assert points["seeds"].map(np.round).map(list).tolist() == [[1.0, 8.0], [5.0]]
+    page = lines_drawing(points, [panel(x="depth", scale="log")]).page()
+    (dots,) = page.axes[0].collections
+    assert dots.get_offsets()[:, 1].tolist() == pytest.approx([1, 8, 5])
+    assert "Small points: single seeds." in page.get_supxlabel()
+    along = pd.concat([rows.assign(x=x) for x in range(9)])
+    drawing = lines_drawing(intervals(along, ["setting", "x"]).assign(panel="loss"), [panel(x="tokens")])
+    page = drawing.page()
+    assert not page.axes[0].collections and "Small points" not in page.get_supxlabel() and "seeds" not in drawing.data
 
 
 def test_three_settings_of_more_than_16_layers_are_a_heat_map():

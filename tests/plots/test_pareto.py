@@ -1,9 +1,11 @@
 """The front by hand: dominated cells, ties, intervals over seeds, diverged cells left out."""
 
+import itertools
 from pathlib import Path
 
 import pytest
-from support.runs_frame import labelled_grid as grid
+from support.made_up_runs import make_run
+from support.runs_frame import config_of, labelled_grid as grid
 
 from sparsedepth.plots.points import front, pareto
 from sparsedepth.quantities import axis_label
@@ -122,3 +124,13 @@ def test_an_interval_ends_at_the_least_and_largest_value_of_its_quantity():
 
     cells = front(grid({"weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}, values, n_layers=4)).data
     assert (cells["val_loss_lo"] == 0).all() and (cells["usefulness_hi"] == 1).all()
+
+
+def test_a_setting_has_one_name_at_all_budgets(tmp_path):
+    """Its tokens are a cost, on an axis of the figure, and no part of its name."""
+    for tokens, decay in itertools.product((8192, 16384), (0.0, 0.1)):
+        known = {"val_loss": 3.0 - tokens / 16384 + decay, "usefulness": decay, "train_flops": 1e6 * tokens}
+        make_run(tmp_path, config_of(weight_decay=decay, train_tokens=tokens), known)
+    with open_store(tmp_path) as store:
+        kinds = pareto(store).data["kind"]
+    assert sorted(kinds) == ["baseline", "baseline", "weight_decay=0.1", "weight_decay=0.1"]
