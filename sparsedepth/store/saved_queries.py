@@ -140,7 +140,7 @@ QUESTIONS: dict[str, SavedQuery] = {
 _POINTS = f"FROM runs WHERE origin = '{WATCHED}'"
 QUESTIONS["trainings"] = SavedQuery(
     asks="at equal tokens, how much depth does each training of others use, at the points that all have?",
-    none="no number of tokens at which all were measured (give tokens_per_step)",
+    none="no training was measured at tokens that all have (give tokens_per_step)",
     optional=("residual_variance_last", "usefulness_loss_increase", "steps", "seed"),
     explains="One run each: `effects` compares settings of several seeds a side.",
     sql="SELECT tokens_trained, steps, seed, val_loss, needed_layers, usefulness_loss_increase, causal_score,"
