@@ -133,9 +133,10 @@ def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[s
             tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
             why = "no run of the baseline has finished at this depth"
             refused[f"the baseline has train_tokens={tokens}: {error}" if tokens else why].append(str(n_layers))
-    budgets = rows.groupby("n_layers")[BUDGET].nunique()
-    if not found and len(budgets) > 1 and (budgets == 1).all() and not differing_data(rows):
-        check_baseline(losses_by_budget(finished(rows[rows["setting"] == BASELINE])))
+    budgets = losses_by_budget(finished(rows[rows["setting"] == BASELINE]))
+    are_sizes = len(budgets) > 1 and (rows.groupby("n_layers")[BUDGET].nunique() == 1).all()
+    if not found and are_sizes and not differing_data(rows):
+        check_baseline(budgets)
         return {None: rows}, []
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:

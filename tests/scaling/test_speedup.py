@@ -110,6 +110,9 @@ def test_one_setting_and_fewer_than_three_budgets_are_refused_by_name():
     table = speedups(rows_of([*runs, *others, *shallow]))
     assert len(table) == 1 and "n_layers=4: the baseline has train_tokens=" in table.attrs["refused"][0]
     assert "1 budget, and 3 of one seed are needed" in table.attrs["refused"][0]
+    at_equal_flops = [(depth, name, 0, C, 3.5, None) for depth in (8, 4) for name in ("baseline", "norm=post")]
+    with pytest.raises(ValueError, match=r"n_layers=4: .* 1 budget.*; n_layers=8: .* 1 budget"):  # no sizes of a ladder
+        speedups(rows_of(at_equal_flops).assign(train_tokens=lambda rows: 1000 * rows["n_layers"]))
 
 
 def test_a_loss_below_the_floor_and_unpaired_seeds_give_nothing():
