@@ -247,7 +247,10 @@ def test_no_common_seed_one_seed_and_equal_values():
     apart = apart[(apart["depth_scale"] == "none") == (apart["seed"] < 3)]
     assert row(frame(apart), question="setting")["reason"] == "the setting and the baseline have no seed in common"
     one = grid({**LNS, "seed": [0]}, noisy(lambda c: 3.0), n_layers=4)
-    assert row(frame(one), question="setting")["reason"] == "only one seed in common: an interval needs two"
+    assert (
+        row(frame(one), question="setting")["reason"]
+        == "only one seed in common: an interval needs two, or runs at three budgets (effects --as speedup)"
+    )
     equal = grid({**LNS, "seed": range(3)}, lambda c: {"val_loss": 3.0}, n_layers=4)
     assert row(frame(equal), question="setting")["reason"].startswith("the runs of different seeds have equal values")
 

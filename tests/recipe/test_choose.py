@@ -289,7 +289,10 @@ def test_below_the_bigram_table_there_is_no_recipe():
 
 def test_it_abstains_with_a_reason():
     one_seed = derive(four()[four()["seed"] == 0])
-    assert one_seed.abstained == "only one seed in common: an interval needs two"
+    assert (
+        one_seed.abstained
+        == "only one seed in common: an interval needs two, or runs at three budgets (effects --as speedup)"
+    )
     assert one_seed.config == RunConfig(weight_decay=0.0) and not one_seed.is_compared
     elsewhere = derive(four(), depth=24)
     assert elsewhere.abstained == "24 layers were never run, and one other depth, 12, tells no trend"
