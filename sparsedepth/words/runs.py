@@ -17,8 +17,9 @@ def import_note(imported: "Imported | None") -> str:
     if imported is None:
         return ""
     origins = ", ".join(sorted(imported.origins))
+    made = "of a loop elsewhere" if origins == "watched" else f"imported from {origins}"
     verb = "is" if imported.n_runs == 1 else "are"
-    return f"{counted(imported.n_runs, 'run')} {verb} imported from {origins}, with {unknown_text(imported.unknown)}"
+    return f"{counted(imported.n_runs, 'run')} {verb} {made}, with {unknown_text(imported.unknown)}"
 
 
 def unknown_text(names: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import LayerMetrics
 from sparsedepth.store.setting import Progress
-from sparsedepth.store.subject import Imported
+from sparsedepth.store.subject import WATCHED, Imported
 from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.runs import damage_text, import_note, layers_hint, search_text, version_text
@@ -24,6 +24,7 @@ def test_imported_runs_are_told_with_what_is_unknown():
     wanted = "2 runs are imported from paper A, paper B, with 3 of their choices unknown (seed, lr, ...)"
     assert import_note(found) == wanted and import_note(None) == ""
     assert import_note(Imported(1, {"paper"}, {"lr"})).startswith("1 run is imported from paper, with 1 of their")
+    assert import_note(Imported(3, {WATCHED}, {"lr"})).startswith("3 runs are of a loop elsewhere, with 1 of their")
 
 
 def test_a_search_is_named_by_its_sampler():
