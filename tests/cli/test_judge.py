@@ -207,7 +207,7 @@ def test_runs_at_several_lr_are_no_seeds_and_the_fix_works(command, tmp_path):
         assert "'a' has 2 values of 'config.lr' at one budget, which are no seeds; keep one for each variant" in err
     path.write_text("\n".join(row for row in rows if ",0.2," not in row))
     out, _ = command("judge", path, *given, code=3)
-    assert "seed 'config.seed', loss 'val/loss'; baseline: 'a'" in out
+    assert "seed 'config.seed', loss 'val/loss'; baseline: 'a'" in " ".join(out.split())
 
 
 def seeds_written(path, own, base="{}"):

@@ -185,7 +185,7 @@ def test_each_budget_can_have_seeds_of_its_own():
     assert np.median([one.budget for one in worth]) == 8e12
 
 
-@pytest.mark.parametrize("n_draws", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_draws", [12, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("deep_lower", [0.0, 0.03])
 def test_depths_without_a_budget_in_common_are_compared_between_their_own(deep_lower, n_draws):
     """Three depths whose budgets are a third of a doubling apart: two of one curve, and the deepest, which is lower."""

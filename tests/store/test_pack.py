@@ -322,12 +322,12 @@ def zigzag(number: int) -> bytes:
 
 @pytest.mark.parametrize("codec", ["brotli", "zstd", "gzip"])
 def test_a_footer_that_claims_less_than_its_pages_hold_is_not_believed(packed, codec, monkeypatch):
-    """4 MB in a kilobyte, which the footer calls 10 bytes."""
+    """16 MB in a few kilobytes, which the footer calls 10 bytes."""
     monkeypatch.setattr(parquet, "MAX_DECODED", 10**6)
     path = packed / "runs.parquet"
     rows = pq.read_table(path).slice(0, 1)
     place = rows.schema.get_field_index("packages")
-    rows = rows.set_column(place, rows.schema.field(place), pa.array(["x" * 4 * 10**6]))
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(["x" * 16 * 10**6]))
     pq.write_table(rows, path, compression=codec, use_dictionary=False, write_statistics=False)
     content, claimed = path.read_bytes(), pq.read_metadata(path).row_group(0).column(place).total_uncompressed_size
     true, lie = zigzag(claimed), bytes([20 | 128, *[128] * (len(zigzag(claimed)) - 2), 0])

@@ -106,7 +106,7 @@ def test_a_run_that_did_not_finish_comes_in_only_if_the_map_looks_at_status(trac
     [
         ([], "wandb:runs has no runs; give a .wandb file, a run's folder, or a folder of them"),
         ([WHOLE, WHOLE], "wandb:runs has two runs with the id 'a'; move one of them away"),
-        ([WHOLE, LoggedRun(id="c", config={"n_layers": 4})], "val_loss has no value in row 2 (c)"),
+        ([WHOLE, LoggedRun(id="c", config={"n_layers": 4})], "val_loss has no value in 1 row, first in row 2 (c)"),
         ([LoggedRun(id="c", config={"depth": 4})], "fields.n_layers: no column 'config.n_layers'; fields.v"),
     ],
 )
