@@ -104,7 +104,7 @@ mutants: install-dev
 
 chaos: install-dev
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 50 minutes =="
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py tests/run/test_board.py tests/watch/test_series.py -m chaos -s -rs
 
 # Two visits to a machine with a GPU, a call of at most 350 s each; no network is needed. A rehearsal of both on a CPU.
 gpu-a gpu-b:

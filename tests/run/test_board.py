@@ -1,13 +1,20 @@
 """`measure --models FILE`: many models on the same bytes of one text, a record each, ranked by the depth they use."""
 
 import json
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import constants
-from support.hf_families import WORDS, save_tokenizer, tiny
+from support.hf_families import FAMILIES, WORDS, save_tokenizer, tiny
 from support.hub_cache import cached
 
 import sparsedepth as sd
@@ -144,6 +151,47 @@ def test_models_of_the_hubs_cache_by_name_and_revision(place, tmp_path, monkeypa
     assert [row["name"] for row in rows][:3] == ["some/model", "some/model@old", "some/model@new"]
     assert [row["note"] for row in rows[3:]] == [None, None] and rows[3]["val_loss"] != rows[4]["val_loss"]
     assert rows[1]["note"] == "has the weights of some/model, and is measured there" and rows[2]["val_loss"]
+
+
+@pytest.mark.chaos
+def test_killed_twenty_times_a_board_of_thirty_types_loses_nothing_and_measures_nothing_twice(place, tmp_path):
+    """From a hub's cache, by name and offline, beside a model that is not there; a kill falls before, at and after a
+    measurement."""
+    types = [*{prefix: name for name, (prefix, _) in FAMILIES.items()}.values()][:30]
+    for name in types:
+        tiny(name, vocab_size=len(WORDS)).save_pretrained(tmp_path / name)
+        save_tokenizer(tmp_path / name, WORDS)
+        cached(tmp_path / "hub", f"tiny/{name}", {"main": tmp_path / name})
+    models = [{"name": f"tiny/{name}"} for name in (*types, "missing")]
+    path, out, rng = tmp_path / "models.yaml", tmp_path / "out", random.Random(0)
+    path.write_text(yaml.safe_dump({**file(place), "models": models}))
+    call = "sd.measure(models=sys.argv[1], out=sys.argv[2], measures=sys.argv[3], device='cpu')"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+    def begun(folder):
+        command = [sys.executable, "-c", f"import sys, sparsedepth as sd; {call}", str(path), str(folder), MEASURES]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def points():
+        return {each: each.stat().st_mtime_ns for each in out.glob("models/*/complete")}
+
+    seen, told = set(), Counter()
+    for kill in range(20):
+        process = begun(out)
+        lines = [process.stderr.readline()] if kill % 4 else []  # one more is measured, or it has just begun
+        time.sleep(rng.uniform(0, 1.5 if lines else 8.0))
+        process.send_signal(signal.SIGKILL)
+        lines += process.communicate()[1].splitlines()
+        told.update(line.partition(":")[0] for line in lines if line.startswith("tiny/"))
+        assert seen <= points().items()
+        seen = {*points().items()}
+    for folder in (out, tmp_path / "undisturbed"):
+        assert begun(folder).wait() == 0
+    assert seen <= points().items() and len(points()) == 30
+    assert {name: n for name, n in told.items() if n > 1 and name != "tiny/missing"} == {}
+    rows, undisturbed = (sd.ask(folder, "models").frame() for folder in (out, tmp_path / "undisturbed"))
+    assert rows.equals(undisturbed)
+    print(f"\n20 kills over {len(models)} models, {len(seen)} measured between them: as if undisturbed")
 
 
 def test_what_is_no_file_of_models_is_one_line(place, tmp_path, command):
