@@ -122,18 +122,6 @@ class Devices:
         dist.broadcast(number_1, src=0, group=self._patient)
         return int(number_1.item())
 
-    @contextmanager
-    def gathered(self, wrapped: nn.Module) -> Generator[None]:
-        """While open, the model inside `wrapped` has all its weights in every process."""
-        sharded: list[Any] = [module for module in wrapped.modules() if hasattr(module, "unshard")]
-        for module in sharded:
-            module.unshard()
-        try:
-            yield
-        finally:
-            for module in sharded:
-                module.reshard()
-
     @torch.no_grad()
     def copy_weights_back(self, trained: Decoder, model: Decoder) -> None:
         """Copy the weights of a model from `place_model` to the original one."""
@@ -155,6 +143,20 @@ def _set_expert_mean(mean: Callable[[Tensor], Tensor], model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, Experts):
             module.mean_over_devices = mean
+
+
+@contextmanager
+def gathered(wrapped: nn.Module, *, with_blocks: bool = True) -> Generator[None]:
+    """While open, every process has all weights of a module; or those outside of parts that are sharded apart."""
+    parts = wrapped.modules() if with_blocks else [wrapped]
+    sharded: list[Any] = [part for part in parts if hasattr(part, "unshard")]
+    for part in sharded:
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in sharded:
+            part.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.train import checkpoint
 from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture
-from sparsedepth.train.devices import ALONE, Devices, full_tensor
+from sparsedepth.train.devices import ALONE, Devices, full_tensor, gathered
 from sparsedepth.train.feed import Batch, Part, feed
 from sparsedepth.train.optimizer import AnyOptimizer, learning_rate, make_optimizer, set_learning_rate
 from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
@@ -233,7 +233,7 @@ class TrainingState:
         """Add the rows of `observe` every observe_every steps, except after the last."""
         is_due = self.step % self.config.observe_every == 0 and self.step < self.config.n_steps
         if observe and is_due and not self.diverged:
-            with self.devices.gathered(self.objective):
+            with gathered(self.objective):
                 if self.devices.is_leader:
                     self.observations.extend(observe(self.model, self.step))
 

@@ -20,6 +20,7 @@ from sparsedepth.probe.hf_types import ENCODERS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import TokenArrays
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.train.devices import gathered
 
 NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "gradients"})
 NEEDS_HEAD = frozenset({"lens", "gradients", "released_code"})
@@ -61,15 +62,8 @@ class Adapted:
         run = partial(ProbedModule.run, self.probed) if isinstance(self.probed, ProbedModule) else model
         with torch.no_grad():  # FSDP2 takes the first module that runs for the whole
             run(torch.from_numpy(self.tokens.scored.inputs[:1]).to(self.probed.device))
-        own = isinstance(self.probed, ProbedDecoder)
-        sharded: list[Any] = [part for part in model.modules() if own and hasattr(part, "unshard")] or [model]
-        for part in sharded:
-            part.unshard()
-        try:
+        with gathered(self.model, with_blocks=isinstance(self.probed, ProbedDecoder)):
             yield
-        finally:
-            for part in sharded:
-                part.reshard()
 
 
 @dataclass(frozen=True, kw_only=True)
