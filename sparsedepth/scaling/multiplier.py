@@ -223,10 +223,15 @@ class MultiplierLaw:
         total = self.prior.df + df
         return (self.prior.df * self.prior.variance + square) / total, min(total, self.prior.most)
 
+    @cached_property
+    def _of_seeds(self) -> np.ndarray:
+        """The covariance of the rows' means over seeds, (N, N)."""
+        return np.atleast_2d(np.cov(self.ladder.rows(self.ladder.log_loss_SN).T)) / self.ladder.n_seeds
+
     def _of_rows(self, fit: Solved) -> np.ndarray:
         """The covariance of the rows, (N, N)."""
         if self.by_seeds:
-            return np.atleast_2d(np.cov(self.ladder.rows(self.ladder.log_loss_SN).T)) / self.ladder.n_seeds
+            return self._of_seeds
         baseline_N = ~self.ladder.is_setting_N
         variance, _ = self._noise(fit)
         spare = baseline_N.sum() - fit.free_P[:3].sum()
