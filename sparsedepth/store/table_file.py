@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from sparsedepth.files import NotRegularError, read_regular, refuse_empty, unreadable
 from sparsedepth.outside import SECONDS, in_child
-from sparsedepth.store.fences import FENCES, after, limited, lock, read_only, refuse_functions, syntax_nodes
+from sparsedepth.store.fences import FENCES, after, limited, lock, read_only, refuse_functions, stoppable, syntax_nodes
 from sparsedepth.words.plain_text import counted, database_line
 
 MAX_BYTES = 200_000_000
@@ -168,8 +168,8 @@ class Table:
 
     def _answer(self, sql: str) -> list[tuple[Any, ...]]:
         try:
-            with limited(SECONDS), read_only(self.connection), after(SECONDS, self.connection.interrupt):
-                return self.connection.execute(sql).fetchall()
+            with limited(SECONDS), read_only(self.connection):
+                return stoppable(self.connection, SECONDS, lambda: self.connection.execute(sql).fetchall())
         except duckdb.Error as error:
             raise ValueError(database_line(error)[:300]) from None
 
