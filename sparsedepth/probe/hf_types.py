@@ -36,6 +36,8 @@ GEMMA2 = {
     "ffn_out_norm": "post_feedforward_layernorm",
 }
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of their number in configurations."""
 _KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
 
 LLAMA = {hf: own.partition(".")[2] for own, hf in IN_BLOCK.items() if own.rpartition(".")[2] in _KINDS} | {

@@ -38,7 +38,7 @@ from sparsedepth.probe.folder import (
     weight_files,
 )
 from sparsedepth.probe.fork import probing, stream
-from sparsedepth.probe.hf_types import TYPES
+from sparsedepth.probe.hf_types import EXPERTS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.store.run_record import refuse_several_runs
 
@@ -53,7 +53,7 @@ Dtype = Literal["checkpoint", "fp32"]
 
 SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
 
-_KV_HEADS, _EXPERTS = ("num_key_value_heads", "num_kv_heads"), ("num_experts", "num_local_experts", "n_routed_experts")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
 _BUFFERS = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -238,7 +238,7 @@ def _hf_facts(config: Any, params_total: int, probed: "ProbedHfModel") -> Facts:
         d_model=config.hidden_size,
         n_heads=n_heads,
         n_kv_heads=told if query is None or key is None else n_heads * len(key) // len(query),
-        n_experts=next((n for name in _EXPERTS if (n := getattr(config, name, None))), 0),
+        n_experts=next((n for name in EXPERTS if (n := getattr(config, name, None))), 0),
         vocab_size=probed.vocab_size,
         max_len=probed.max_len,
         params_total=params_total,

@@ -1,7 +1,7 @@
 """The model and the tokens that a user gives, as measures take them; what cannot be measured is refused here."""
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.run import FIT
+from sparsedepth.config.run import FIT, measures_named
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
-from sparsedepth.probe.hf_types import ENCODERS, TYPES
+from sparsedepth.probe.hf_types import ENCODERS, EXPERTS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import TokenArrays
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.devices import gathered
+from sparsedepth.words.watch import LACK, Lack
 
 NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "gradients"})
 NEEDS_HEAD = frozenset({"lens", "gradients", "released_code"})
@@ -30,13 +31,13 @@ _NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm", "norm_f", "ln_final"
 _HEADS = ("lm_head", "head", "output", "unembed", "embed_out", "to_logits")
 """Names by which final norm and head are known, where nothing else is said."""
 _SIZES = {
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "d_ff": "intermediate_size",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "intermediate_size": "d_ff",
     "vocab_size": "vocab_size",
-    "n_experts": "num_local_experts",
+    **dict.fromkeys(EXPERTS, "n_experts"),
 }
-"""Field -> its name in configurations of transformers."""
+"""The names of configurations of transformers, and ours."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +46,9 @@ class Adapted:
     """without the wrappers of compilation and data parallelism"""
     probed: ProbedModel
     tokens: TokenArrays
+    measures: Sequence[str]
+    left_out: Mapping[str, Lack]
+    """of all measures, those that the model does not go with"""
     fields: Named
     """of RunConfig, as far as the model tells"""
     n_params: int
@@ -76,42 +80,55 @@ class Names:
     loss: Loss | None = None
 
 
-def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str]) -> Adapted:
-    """Raises ValueError, with the fix, for a module, tokens or measures that do not go together."""
+def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] | str) -> Adapted:
+    """Of 'all' measures those that go with the module. Raises ValueError, with the fix, for a module, tokens or
+    measures that do not go together."""
     kind = getattr(getattr(module, "config", None), "model_type", None)
-    is_known = names.layers is None and names.loss is None
     is_encoder = kind in ENCODERS and names.layers is None
+    is_known = names.layers is None and names.loss is None and (isinstance(module, Decoder) or kind in TYPES)
     inputs, targets = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens, None)
     given = _tensor(inputs)
-    is_decoder = is_known and (isinstance(module, Decoder) or kind in TYPES)
-    if targets is not None or is_encoder or names.loss or (given.is_floating_point() and not is_decoder):
-        probed, arrays = _of_rows(module, given, None if targets is None else _tensor(targets), names, measures)
+    if targets is not None or is_encoder or names.loss or (given.is_floating_point() and not is_known):
+        probed, whole = _of_rows(module, given, None if targets is None else _tensor(targets), names, is_encoder)
     else:
-        ids_NS = _ids(given)
-        arrays = _halves(next_tokens(ids_NS.numpy()), measures)
-        if is_known and isinstance(module, Decoder):
-            probed: ProbedModel = ProbedDecoder(module)
-        elif is_known and kind in TYPES and _has_own_adapter(module):
-            from sparsedepth.probe.hf_adapter import ProbedHfModel
-
-            probed = ProbedHfModel(cast(Any, module))
-        else:
-            probed = _by_path(module, names)
-        _check_vocabulary(ids_NS, probed)
-        if arrays.seq_len > (longest := getattr(probed, "max_len", arrays.seq_len)):
-            told = f"tokens are {list(given.shape)}, and the model has {longest:,} positions"
-            raise ValueError(f"{told}; give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]")
-        if type(probed) is ProbedModule:
-            _check_measures(probed, measures)
-            check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or str(kind))
+        probed, whole = _of_ids(module, given, names, is_known)
+    lacks = _lacks(probed) if is_encoder or type(probed) is ProbedModule else {}
+    chosen = measures_named(measures)
+    left_out = {name: lacks[name] for name in chosen if name in lacks}
+    for name, lack in left_out.items():
+        if measures != "all":
+            raise ValueError(f"the measure {name} {LACK[lack]}, or leave it out")
+        chosen.remove(name)
     return Adapted(
         model=module,
         probed=probed,
-        tokens=arrays,
+        tokens=_halves(whole, chosen),
+        measures=chosen,
+        left_out=left_out,
         fields=_fields(module, probed),
         n_params=sum(weight.numel() for weight in module.parameters()),
         is_sharded=any(type(weight).__name__ == "DTensor" for weight in module.parameters()),
     )
+
+
+def _of_ids(module: nn.Module, given: Tensor, names: Names, is_known: bool) -> tuple[ProbedModel, Sequences]:
+    """A model of next tokens, by its type where that is known."""
+    ids_NS = _ids(given)
+    if is_known and isinstance(module, Decoder):
+        probed: ProbedModel = ProbedDecoder(module)
+    elif is_known and _has_own_adapter(module):
+        from sparsedepth.probe.hf_adapter import ProbedHfModel
+
+        probed = ProbedHfModel(cast(Any, module))
+    else:
+        probed = _by_path(module, names)
+    _check_vocabulary(ids_NS, probed)
+    if ids_NS.shape[1] - 1 > (longest := getattr(probed, "max_len", None) or ids_NS.shape[1]):
+        told = f"tokens are {list(given.shape)}, and the model has {longest:,} positions"
+        raise ValueError(f"{told}; give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]")
+    if type(probed) is ProbedModule:
+        check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__)
+    return probed, next_tokens(ids_NS.numpy())
 
 
 def original(model: Any) -> nn.Module:
@@ -179,17 +196,15 @@ def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
         raise ValueError(f"{told}; tokenise the text with its own tokenizer")
 
 
-def _check_measures(probed: ProbedModule, measures: Sequence[str]) -> None:
-    has_head = probed.head is not None
-    for name in measures:
-        if name in NEEDS_LOSS and not has_head and probed.loss is None:
-            fix = "give loss=, a function of the model's output and targets that returns a loss per input"
-            raise ValueError(f"the measure {name} needs a loss; {fix}, or leave it out")
-        if name in NEEDS_HEAD and not has_head:
-            raise ValueError(f"the measure {name} needs the model's logits; name its head by head=, or leave it out")
-        if name in NEEDS_PARTS or (name == "attention" and type(probed) is ProbedModule):
-            told = f"the measure {name} reads parts of a block that are not known of a {type(probed.model).__name__}"
-            raise ValueError(f"{told}; leave it out")
+def _lacks(probed: Any) -> dict[str, Lack]:
+    """Measure -> what it needs and the module does not have."""
+    lacks: dict[str, Lack] = dict.fromkeys(NEEDS_PARTS, "parts")
+    if type(probed) is ProbedModule:
+        lacks["attention"] = "parts"
+    if probed.head is None:
+        lacks |= dict.fromkeys(NEEDS_HEAD, "head")
+        lacks |= {} if probed.loss else dict.fromkeys(NEEDS_LOSS, "loss")
+    return lacks
 
 
 def _submodule(module: nn.Module, path: str, option: str) -> nn.Module:
@@ -241,26 +256,24 @@ def _usual(known: Sequence[str], *places: nn.Module) -> nn.Module | None:
 
 
 def _of_rows(
-    module: nn.Module, inputs: Tensor, targets: Tensor | None, names: Names, measures: Sequence[str]
-) -> tuple[ProbedModule, TokenArrays]:
+    module: nn.Module, inputs: Tensor, targets: Tensor | None, names: Names, is_encoder: bool
+) -> tuple[ProbedModule, Sequences]:
     """An encoder, or another model without next tokens: a 'token' is the row of its input."""
     if targets is not None and len(targets) != len(inputs):
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets; give one target for each input")
-    kind, path = getattr(getattr(module, "config", None), "model_type", None), names.layers
     given: Named = {"inputs": inputs.cpu(), "targets": targets if targets is None else targets.cpu()}
-    if path is None and kind in ENCODERS:
+    if is_encoder:
         from sparsedepth.probe.hf_adapter import ProbedEncoder
 
         probed: ProbedModule = ProbedEncoder(module, blocks_of(module, None), loss=names.loss, **given)
     else:
-        probed = ProbedModule(module, blocks_of(module, path), loss=names.loss, **given)
+        probed = ProbedModule(module, blocks_of(module, names.layers), loss=names.loss, **given)
     if not inputs.is_floating_point():
         _check_vocabulary(inputs, probed)
-    _check_measures(probed, measures)
     rows_21 = torch.arange(min(2, len(inputs)), device=probed.device)[:, None]
-    length = check_stream(probed, rows_21, path or str(kind))
+    length = check_stream(probed, rows_21, names.layers or type(module).__name__)
     row_NT = np.repeat(np.arange(len(inputs))[:, None], length, axis=1)
-    return probed, _halves(Sequences(inputs=row_NT, targets=row_NT), measures)
+    return probed, Sequences(inputs=row_NT, targets=row_NT)
 
 
 def _fields(module: nn.Module, probed: ProbedModel) -> Named:
@@ -268,8 +281,8 @@ def _fields(module: nn.Module, probed: ProbedModel) -> Named:
     config = getattr(module, "config", None)
     if isinstance(config, ModelConfig):
         return config.model_dump(mode="json", include={*ModelConfig.model_fields})
-    found = {own: getattr(config, theirs, None) for own, theirs in _SIZES.items()}
-    sizes = {name: value for name, value in found.items() if isinstance(value, int) and value > 0}
+    found = [(own, getattr(config, theirs, None)) for theirs, own in _SIZES.items()]
+    sizes = {name: value for name, value in found if isinstance(value, int) and value > 0}
     return {"n_layers": probed.n_layers, "d_model": probed.stream_width, **sizes}
 
 

@@ -6,7 +6,8 @@
 A point's run_id is the hash of name, step and what is known, so the same call after a crash finds what is there."""
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
-from sparsedepth.store.run_record import run_folder, save_imported
+from sparsedepth.store.run_record import IMPORTED, RUNS, run_folder, save_imported
 from sparsedepth.store.subject import WATCHED, ImportedRun
 from sparsedepth.words.values import assignment
 
@@ -53,8 +54,12 @@ class Training:
     def summary_at(self, step: int, found: Measurements) -> Named:
         has_diverged = any(row["metric"] == "residual_variance" and row["value"] is None for row in found.layers)
         ended = {"diverged_step": step, "diverged_cause": "the stream is not finite"} if has_diverged else {}
-        tokens = None if self.tokens_per_step is None else step * self.tokens_per_step
-        of_run = {"params_total": self.n_params, "steps": step, "tokens_trained": tokens}
+        of_run = {"params_total": self.n_params, "steps": step}
+        if self.tokens_per_step is not None:
+            tokens = step * self.tokens_per_step
+            of_run |= {"tokens_trained": tokens, "tokens_per_param": tokens / self.n_params}
+            if not self.fields.get("n_experts"):  # else not every parameter acts on a token
+                of_run["train_flops"] = 6.0 * self.n_params * tokens
         return {"outcome": "diverged" if has_diverged else "ok", **ended, **of_run, **found.summary}
 
 
@@ -92,6 +97,16 @@ class Points:
     def keep(self, **facts: Any) -> None:
         self.stored = {**self.stored, **facts}
         write_json(self._file, self.stored)
+
+    def measure(self, measures: Sequence[str]) -> None:
+        """From now on. Warns, once, of the points that were written without some of them."""
+        before = self.stored.get("measures", measures)
+        new = [name for name in measures if name not in before]
+        known = [read_json(path) for path in self.out.glob(f"{RUNS}/*/{IMPORTED}")] if new else []
+        if steps := [each["step"] for each in known if each["cluster"] == self.training.name]:
+            told = f"points of {self.training.name!r} up to step {max(steps)} lack {', '.join(new)}: they stay as they"
+            warnings.warn(f"{told} are, and later ones have it; for all steps give another name", stacklevel=3)
+        self.keep(measures=[*before, *new])
 
     def has(self, step: int, measured: Named) -> bool:
         return is_complete(run_folder(self.out, self.training.run_at(step, measured).run_id))

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparsedepth.config.run import MeasureOnlyConfig, RunConfig, measures_named
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.any_module import Loss
@@ -35,7 +35,7 @@ from sparsedepth.run.comparable import check_enough_to_fit
 from sparsedepth.watch.adapt import Adapted, Names, adapt, check_weights, is_compiled, original
 from sparsedepth.watch.points import N_SEQUENCES, Points, Training
 from sparsedepth.words.plain_text import did_you_mean, error_text
-from sparsedepth.words.watch import cost_text
+from sparsedepth.words.watch import cost_text, left_out_text
 
 Log = Callable[[dict[str, float], int], Any]
 """(values by name, step)"""
@@ -50,7 +50,6 @@ class Watch:
     """Measures at the steps it is called with; close it, or use it in a `with`."""
 
     adapted: Adapted
-    measures: Sequence[str]
     every: int
     log: Log | None = None
     budget: float | None = None
@@ -122,7 +121,7 @@ class Watch:
             least = self.adapted.probed.stream_width // tokens.seq_len + 2
             fit = min(fit, max(self.n_sequences, least) * tokens.seq_len)
         counts = {"val_tokens": scored, "measure_tokens": scored, "fit_tokens": fit, "seq_len": tokens.seq_len}
-        return MeasureOnlyConfig.model_validate({**counts, "measures": measures or self.measures})
+        return MeasureOnlyConfig.model_validate({**counts, "measures": measures or self.adapted.measures})
 
     def _measured(self) -> Named:
         config = self._config()
@@ -131,7 +130,7 @@ class Watch:
     def _measure(self, step: int) -> Measurements:
         found, adapted = Measurements(step=step), self.adapted
         with unchanged(adapted.model):
-            for name in self.measures:
+            for name in self.adapted.measures:
                 try:
                     config = self._config(name)
                     with adapted.gathered():  # anew: one that differentiates lets go of the weights
@@ -197,7 +196,7 @@ def watch(
     out, name        results folder (None: no record), and the training's name in it; refused with other settings
     seed, settings   of the training, fields of a run such as {"depth_scale": "lns"}: what `effects` compares
     tokens_per_step  tokens of an optimizer step over all ranks; None: not known
-    measures         names, or 'all': see `sparsedepth metrics`
+    measures         names (see `sparsedepth metrics`), or 'all' that the model has what they ask for
     layers, norm, head   dotted paths of the blocks, the final norm and the head of another module
     loss             of a model without next tokens: (its output, targets) -> a loss per input, which usefulness needs
     log              function (values by name, step), or an open run of wandb, trackio, MLflow or TensorBoard
@@ -206,11 +205,10 @@ def watch(
     Raises ValueError, before anything is written, for what cannot be measured. Every rank may call it; the first one
     writes. Under FSDP2 every rank must call it."""
     check_amounts(every, budget, tokens_per_step)
-    chosen, names = measures_named(measures), Names(layers=layers, norm=norm, head=head, loss=loss)
-    module = original(model)
+    names, module = Names(layers=layers, norm=norm, head=head, loss=loss), original(model)
     check_weights(module)
     with unchanged(module):
-        adapted = adapt(module, tokens, names, chosen)
+        adapted = adapt(module, tokens, names, measures)
     fields = {**adapted.fields, **(settings or {}), **({} if seed is None else {"seed": seed})}
     for key, value in (settings or {}).items():
         if key not in RunConfig.model_fields:
@@ -225,15 +223,18 @@ def watch(
         n_params=adapted.n_params,
         data_hash=adapted.tokens.data_hash,
     )
-    made = Watch(
-        adapted=adapted, measures=chosen, every=every, log=None if log is None else logging_by(log), budget=budget
-    )
+    made = Watch(adapted=adapted, every=every, log=None if log is None else logging_by(log), budget=budget)
     fix = "give watch more sequences of tokens"
     check_enough_to_fit(adapted.tokens.held_out, made._config(), adapted.probed.stream_width, fix)
     training.run_at(0, made._measured())  # its mistakes are told before the training
     if out is not None:
         made.points = Points(Path(out), training)
         made.n_sequences = made.points.stored.get(N_SEQUENCES)
+    if _is_first():
+        if adapted.left_out:
+            print(left_out_text(adapted.left_out), file=sys.stderr)
+        if made.points is not None:
+            made.points.measure(adapted.measures)
     return made
 
 

@@ -1,4 +1,22 @@
-"""What `watch` says of its cost."""
+"""What `watch` says of its measures and its cost."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Lack = Literal["parts", "head", "loss"]
+LACK: Mapping[Lack, str] = {
+    "parts": "reads parts of a block that are not known of this module",
+    "head": "needs the model's logits; name its head by head=",
+    "loss": "needs a loss; give loss=, a function of the model's output and targets that returns a loss per input",
+}
+"""What a measure asks for that a module does not have, and how to give it."""
+
+
+def left_out_text(left_out: Mapping[str, Lack]) -> str:
+    """'sparsedepth: left out of all measures: experts (reads parts of a block, ...); lens, gradients (needs ...)'."""
+    by_lack = {lack: [name for name, own in left_out.items() if own == lack] for lack in LACK}
+    told = (f"{', '.join(names)} ({LACK[lack]})" for lack, names in by_lack.items() if names)
+    return f"sparsedepth: left out of all measures: {'; '.join(told)}"
 
 
 def cost_text(seconds: float, share: float, every: int, kept: int | None, n_sequences: int) -> str:

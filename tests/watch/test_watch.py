@@ -116,6 +116,56 @@ def test_each_point_is_a_record_that_stays_and_the_same_call_goes_on(tmp_path):
         sd.watch(llama(2), held_out(), out=tmp_path, name="a", seed=1, settings={"depth_scale": "lns"})
 
 
+def test_measures_that_are_added_are_of_later_points_and_told_once(tmp_path, recwarn):
+    def steps_with(measures, *steps):
+        watch = sd.watch(llama(), held_out(), every=1, out=tmp_path, name="a", measures=measures)
+        found = [step for step in steps if watch(step) is not None]
+        return found, [str(warning.message) for warning in recwarn.list]
+
+    assert steps_with(["variance"], 1, 2) == ([1, 2], [])
+    told = "points of 'a' up to step 2 lack weights, causal: they stay as they are, and later ones have it; for all "
+    added = ["variance", "weights", "causal"]
+    assert steps_with(added, 2, 3) == ([3], [told + "steps give another name"])
+    assert steps_with(added, 4) == ([4], [told + "steps give another name"])  # once
+    with sd.open_store(tmp_path) as store:
+        rows = store.sql("select steps, causal_score is null, weight_sparsity is null from runs order by 1").rows
+    assert rows == ((1, True, True), (2, True, True), (3, False, False), (4, False, False))
+
+
+def test_all_measures_are_those_that_a_module_has_the_parts_for(capsys):
+    """A head gives losses and logits; without one neither, and never the parts of a block."""
+    watch = sd.watch(Plain(), held_out(32), every=1, out=None, measures="all", **NAMES)
+    parts = "attention, experts, activations, released_code (reads parts of a block"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sparsedepth: left out of all measures: {parts} that are not known") and "head" not in line
+    found = watch(1)
+    assert {"val_loss", "usefulness", "residual_variance_last", "causal_score"} <= found.summary.keys()
+    sd.watch(Plain(), held_out(32), every=1, out=None, measures="all", layers="trunk.blocks")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "attention, experts, activations (reads" in line and "lens, released_code (needs the model's" in line
+    losses = "usefulness, loss, early_exit, permutation, removal, joint, gradients"
+    assert f"{losses} (needs a loss; give loss=" in line
+    sd.watch(llama(), held_out(32), every=1, out=None, measures="all")
+    assert not capsys.readouterr().err
+
+
+def test_flops_are_those_of_all_parameters_unless_some_are_of_experts_or_tokens_are_not_known(tmp_path):
+    n_params = sum(weight.numel() for weight in llama().parameters())
+    for name, given in {"a": {}, "b": {"tokens_per_step": 64}, "c": {"tokens_per_step": 64, "experts": 4}}.items():
+        model = llama()
+        model.config.n_routed_experts = given.pop("experts", 0)  # one of the names of their number
+        sd.watch(model, held_out(), every=1, out=tmp_path, name=name, measures=["variance"], **given)(10)
+    with sd.open_store(tmp_path) as store:
+        columns = "tokens_trained, params_total, train_flops, tokens_per_param, n_experts"
+        rows = store.sql(f"select {columns} from runs order by cluster").rows
+    share = 640 / n_params
+    assert rows == (
+        (None, n_params, None, None, None),
+        (640, n_params, 6 * n_params * 640, share, None),
+        (640, n_params, None, share, 4),
+    )
+
+
 def test_scalars_by_layer_go_where_the_tracker_takes_them():
     got = {}
 
