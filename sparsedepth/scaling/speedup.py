@@ -130,9 +130,10 @@ def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[s
             check_baseline(losses_by_budget(baseline))
             found[n_layers] = own
         except ValueError as error:
-            tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
-            why = "no run of the baseline has finished at this depth"
-            refused[f"the baseline has train_tokens={tokens}: {error}" if tokens else why].append(str(n_layers))
+            tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET].dropna())))
+            why = f"the baseline has train_tokens={tokens or 'NULL'}: {error}"
+            none = "no run of the baseline has finished at this depth"
+            refused[none if baseline.empty else why].append(str(n_layers))
     budgets = losses_by_budget(finished(rows[rows["setting"] == BASELINE]))
     are_sizes = len(budgets) > 1 and (rows.groupby("n_layers")[BUDGET].nunique() == 1).all()
     if not found and are_sizes and not differing_data(rows):
@@ -147,7 +148,8 @@ def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[s
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each setting, depth and budget (`budget_rows`), with COLUMNS; of one law over sizes without n_layers.
     Raises ValueError as `with_law`, and without any setting."""
-    depths, refused = with_law(rows)
+    budgets_N = rows[BUDGET].astype(float).fillna(budget_of(rows["train_flops"]))
+    depths, refused = with_law(rows.assign(budget=budgets_N))
     found = [
         {"n_layers": n_layers, "setting": setting} | at_budget
         for n_layers, own in depths.items()
@@ -214,7 +216,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
     losses: dict[float, dict[int, float]] = {}
     of_setting: list[tuple[float, float, pd.DataFrame]] = []
-    for _, at in runs.groupby(["n_layers", BUDGET]):
+    for _, at in runs.groupby(["n_layers", "budget"]):
         done = finished(at)
         C = float((at if done.empty else done)["train_flops"].mean())
         nearest = min(budgets, key=lambda budget: abs(math.log(budget / C)))
@@ -229,8 +231,8 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         n_diverged = int((at["outcome"] == "diverged").sum())
         reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
         numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
-        fields = {BUDGET: int(at[BUDGET].iloc[0]), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True))}
-        yield fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+        told = {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+        yield {BUDGET: at[BUDGET].max(), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True)), **told}
 
 
 def shares_a_training(runs: pd.DataFrame) -> bool:

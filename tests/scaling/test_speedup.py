@@ -36,6 +36,16 @@ def test_flops_of_one_budget_may_differ_by_run():
     assert speedups(rows)["multiplier"].tolist() == [pytest.approx(1.130 / 1.01, abs=1e-3)]
 
 
+def test_tokens_need_not_be_known():
+    """Of a table with FLOPs alone: the budgets are told apart by these, and a law that is missing has its reason."""
+    runs = [(24, "baseline", seed, C, loss, 1.0) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
+    runs += [(24, "depth_scale=lns", seed, C, 3.52, 1.0) for seed in (0, 1)]
+    runs += [(4, "baseline", seed, C, 3.6, 1.0) for seed in (0, 1)]
+    table = speedups(rows_of(runs).assign(train_tokens=pd.Series(pd.NA, range(len(runs)), "Int64")))
+    assert table["multiplier"].tolist() == [pytest.approx(1.130, abs=5e-4)] and table["train_tokens"].isna().all()
+    assert table.attrs["refused"][0].startswith("n_layers=4: the baseline has train_tokens=NULL: 1 budget, and 3 of")
+
+
 def test_runs_of_one_seed_count_by_their_mean_in_any_order():
     """As in imported tables without seeds: the means are the public losses."""
     runs = [(24, "baseline", -1, C, losses[0] + d, 1.0) for C, losses in PUBLIC.items() for d in (0.1, -0.1)]
