@@ -12,7 +12,9 @@ is the first way, so that `--ways eager graph` shows what capturing a stack gain
 
 Rates are tokens of all runs and processes per second; each process has one thread and lives for all repeats. The
 variants take turns, in alternating order, and a ratio is of rates of one repeat, so that other load affects all alike.
-A step is forward, backward, clipping and AdamW of every run, with its own batch.
+A step is forward, backward, clipping and AdamW of every run, with its own batch. `update` is the share of it that
+clipping and AdamW take, run by run: what one optimizer over stacked tensors could save at most. Seconds are the host's;
+on a GPU they are those of launches.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -47,21 +50,34 @@ def batch(config: RunConfig, step: int) -> Batch:
     return Batch.of(next_tokens(drawn))
 
 
+class TimedState(TrainingState):
+    """Adds up the seconds of its clipping and AdamW."""
+
+    update_seconds = 0.0
+
+    def apply(self, entropy: Tensor, balance: Tensor) -> Tensor:
+        began = self.clock()
+        row = super().apply(entropy, balance)
+        self.update_seconds += self.clock() - began
+        return row
+
+
 WAYS = ["eager", "compiled", "graph", "compiled-graph"]
 
 
 class Trials:
     """K runs trained as one model, or a single one."""
 
-    def __init__(self, shape: dict[str, Any], trials: int, device: str, way: str):
+    def __init__(self, shape: dict[str, Any], trials: int, device: str, way: str, clock: Callable[[], float]):
         fields = {**shape, "vocab_size": 64, "train_tokens": shape["batch_tokens"] * 10**6}
         self.configs = [build(RunConfig, {**fields, "seed": seed}, "benchmark") for seed in range(trials)]
         wanted = RuntimeConfig(device=device, compile="compiled" in way, cuda_graph="graph" in way, threads=1)
         runtimes = [resolve(config, wanted) for config in self.configs]
         self.device = runtimes[0].device
         models = [ALONE.place_model(Decoder(config, config.seed), self.device).train() for config in self.configs]
-        self.states = [TrainingState(*run, ALONE) for run in zip(models, self.configs, runtimes, strict=True)]
+        self.states = [TimedState(*run, ALONE, clock) for run in zip(models, self.configs, runtimes, strict=True)]
         self.stack = StackedStep(self.states) if trials > 1 else None
+        self.clock = clock
 
     def step(self, number: int) -> None:
         for state, config in zip(self.states, self.configs, strict=True):
@@ -72,26 +88,28 @@ class Trials:
             state.take_step(state.batch)
             state.recent.clear()
 
-    def rate(self, seconds: float, clock: Callable[[], float]) -> float:
-        """Tokens of all trials per second, over steps for about this many seconds."""
-        began, steps = clock(), 0
-        while steps < 2 or clock() - began < seconds:
+    def rate(self, seconds: float) -> tuple[float, float]:
+        """Tokens of all trials per second, over steps for about this many seconds; and the share of updates."""
+        began, steps = self.clock(), 0
+        updates = sum(state.update_seconds for state in self.states)
+        while steps < 2 or self.clock() - began < seconds:
             self.step(steps)
             steps += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return steps * len(self.configs) * self.configs[0].batch_tokens / (clock() - began)
+        taken = self.clock() - began
+        updates = sum(state.update_seconds for state in self.states) - updates
+        return steps * len(self.configs) * self.configs[0].batch_tokens / taken, updates / taken
 
 
 def child(shape: dict[str, Any], trials: int, way: str, given: argparse.Namespace, pipe: Connection) -> None:
     """Receives seconds to train for, and sends the rate; None ends it."""
     torch.set_num_threads(1)
-    runs = Trials(shape, trials, given.device, way)
-    clock = time.process_time if given.cpu_time else time.perf_counter
-    runs.rate(0.0, clock)
+    runs = Trials(shape, trials, given.device, way, time.process_time if given.cpu_time else time.perf_counter)
+    runs.rate(0.0)
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        pipe.send(runs.rate(seconds, clock))
+        pipe.send(runs.rate(seconds))
 
 
 class Variant:
@@ -101,6 +119,7 @@ class Variant:
     def __init__(self, shape: dict[str, Any], processes: int, trials: int, way: str, given: argparse.Namespace):
         self.processes, self.trials, self.way, self.pipes = processes, trials, way, []
         self.name = f"{processes} x {trials}" + (f" {way}" if way != given.ways[0] else "")
+        self.shares: list[float] = []
         context = multiprocessing.get_context("fork")
         for _ in range(processes):
             ours, theirs = context.Pipe()
@@ -118,7 +137,9 @@ class Variant:
     def rate(self, seconds: float) -> float:
         for pipe in self.pipes:
             pipe.send(seconds)
-        return sum(pipe.recv() for pipe in self.pipes)
+        rates, shares = zip(*(pipe.recv() for pipe in self.pipes), strict=True)
+        self.shares.extend(shares)
+        return sum(rates)
 
     def end(self) -> None:
         for pipe in self.pipes:
@@ -140,6 +161,7 @@ def compare(shape: dict[str, Any], given: argparse.Namespace) -> Iterator[dict[s
         variant.end()
         own = rates[variant.name]
         row = {**shape, "variant": variant.name, "tokens_per_s": round(statistics.median(own))}
+        row["update"] = round(statistics.median(variant.shares), 3)
         for ratio, base in (("times_one", "1 x 1"), ("times_processes", f"{variant.processes} x 1")):
             ratios = [a / b for a, b in zip(own, rates[base], strict=True)]
             lower, median, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -164,7 +186,7 @@ def main() -> None:
     given = parser.parse_args()
     print(
         f"{'width':>5} {'layers':>6} {'tokens':>6}  {'variant':22} {'tokens/s':>9}  times 1 x 1 (quartiles)  "
-        "times P x 1"
+        "times P x 1       update"
     )
     for width, layers, tokens in itertools.product(given.widths, given.layers, given.tokens):
         heads, tokens = max(1, width // 16), tokens // given.seq_len * given.seq_len
@@ -176,8 +198,8 @@ def main() -> None:
             if "repeat" in row:
                 continue
             alone, beside = ("{:.2f} ({:.2f}-{:.2f})".format(*row[name]) for name in ("times_one", "times_processes"))
-            speed = f"{row['tokens_per_s']:9,}"
-            print(f"{width:5} {layers:6} {tokens:6}  {row['variant']:22} {speed}  {alone:23}  {beside}", flush=True)
+            shape = f"{width:5} {layers:6} {tokens:6}  {row['variant']:22} {row['tokens_per_s']:9,}"
+            print(f"{shape}  {alone:23}  {beside:16}  {row['update']:.1%}", flush=True)
 
 
 if __name__ == "__main__":
