@@ -151,17 +151,21 @@ def test_shared_weights_are_not_sharded():
         check_parallel(RunConfig(loops=2), "fsdp")
 
 
-def test_skips_are_nested_and_an_intervention_leaves_what_was_kept():
-    """5 layers whose branches add nothing: block 4 adds c x_2 and block 5 adds c x_1, so with c = 1 the stream is x_0
-    up to block 3, then 2 x_0 and 3 x_0. Without block 4 it is 2 x_0."""
-    model = Decoder(config(n_layers=5, stream_skips=True, init="zero_outputs"))
+@pytest.mark.parametrize(("n_layers", "totals"), [(5, (1, 1, 1, 1, 2, 3)), (4, (1, 1, 1, 2, 3))])
+def test_skips_are_nested_and_an_intervention_leaves_what_was_kept(n_layers, totals):
+    """Branches that add nothing: of 5 layers block 4 adds c x_2 and block 5 adds c x_1, of 4 block 3 adds c x_2, its
+    own input, and block 4 adds c x_1. So with c = 1 the stream is x_0, then 2 x_0 and 3 x_0; without the first of the
+    two blocks 2 x_0. With x_1 five times as large the later ones add what they did."""
+    model = Decoder(config(n_layers=n_layers, stream_skips=True, init="zero_outputs"))
     probed = ProbedDecoder(model)
+
+    def last(fork):
+        return next(step.after[0] for step in run_forks(probed, states, [fork]) if step.layer == n_layers)
+
     with torch.no_grad():
         states = [*stream(probed, TOKENS)]
-        for state, times in zip(states, (1, 1, 1, 1, 2, 3), strict=True):
+        for state, times in zip(states, totals, strict=True):
             torch.testing.assert_close(state, times * states[0])
         torch.testing.assert_close(model.hidden(TOKENS), states[-1])
-        (last,) = [step.after[0] for step in run_forks(probed, states, [{4: None}]) if step.layer == 5]
-        torch.testing.assert_close(last, 2 * states[0])
-        (last,) = [step.after[0] for step in run_forks(probed, states, [{1: lambda x: 5 * x}]) if step.layer == 5]
-        torch.testing.assert_close(last, 7 * states[0])
+        torch.testing.assert_close(last({n_layers - 1: None}), 2 * states[0])
+        torch.testing.assert_close(last({1: lambda x: 5 * x}), 7 * states[0])

@@ -146,10 +146,10 @@ class StreamSkips(Block):
             self.skip_scalar = nn.Parameter(torch.empty(1))
 
     def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
-        if self.source < self.layer:
-            x_BTD = x_BTD + times(context.states_BTD.get(self.source, x_BTD), self.skip_scalar)
-        elif self.layer > 1:
+        if 1 < self.layer <= self.source + 1:  # of an even number of layers, block L / 2 + 1 reads its own input again
             context.states_BTD.setdefault(self.layer - 1, x_BTD)
+        if self.source < self.layer:
+            x_BTD = x_BTD + times(context.states_BTD[self.source], self.skip_scalar)
         return super().mix_with_start(x_BTD, context)
 
 
