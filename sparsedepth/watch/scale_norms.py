@@ -2,17 +2,21 @@
 
     norm of block l  ->  norm / sqrt(l),   l = 1..L
 
-Every norm that a block applies to its stream: those of full width, and not of queries and keys by head."""
+Every norm that a block applies to its stream: those of full width, and not of queries and keys."""
 
+import re
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sparsedepth.watch.adapt import blocks_of, original
 
 MARK = "_sparsedepth_scaled"
+_OF_ATTENTION = re.compile(r"(^|[._])(q|k|query|key)_\w*$")
+"""Names of norms of queries and keys, which over all heads are of full width, too (OLMo-2, OLMoE)."""
 
 
 def scale_norms(
@@ -20,18 +24,24 @@ def scale_norms(
 ) -> list[str]:
     """Divide the norms of block l by sqrt(l); returns their names. By a forward hook, so that the factor is no weight
     and stays; with `fold` in the weights once, as initial values that training may change. Raises ValueError for a
-    model without norms in its blocks, and for one that is scaled already."""
+    model without norms in its blocks, for one that is scaled already, and where `fold` has no weights for it."""
     if scale != "lns":
         raise ValueError(f"scale={scale!r} is not known; the only one is 'lns'")
     module = original(model)
     found: list[tuple[str, int, Any]] = []
     names = {part: name for name, part in module.named_modules()}
     for layer, block in enumerate(blocks_of(module, layers), start=1):
-        norms: list[Any] = [part for part in block.modules() if _is_norm(part)]
+        norms: list[Any] = [
+            part for name, part in block.named_modules() if _is_norm(part) and not _OF_ATTENTION.search(name)
+        ]
         sizes = {part: part.weight.numel() for part in norms}
-        found += [(names[part], layer, part) for part, size in sizes.items() if size == max(sizes.values())]
+        width = getattr(getattr(module, "config", None), "hidden_size", max(sizes.values(), default=0))
+        found += [(names[part], layer, part) for part, size in sizes.items() if size == width]
     if not found:
         raise ValueError(f"the blocks of this {type(module).__name__} have no norms with weights; nothing to scale")
+    if fold and not _is_multiple(found[-1][2]):
+        told = f"{found[-1][0]} multiplies by more than its weights (1 + w, as Gemma's), which cannot hold the factor"
+        raise ValueError(f"{told}; leave fold out")
     for name, layer, norm in found:
         if hasattr(norm, MARK):
             raise ValueError(f"{name} is scaled already; scale_norms is called once, after the model is made")
@@ -48,6 +58,14 @@ def scale_norms(
 
 def _is_norm(part: Any) -> bool:
     return "norm" in type(part).__name__.lower() and isinstance(getattr(part, "weight", None), Tensor)
+
+
+@torch.no_grad()
+def _is_multiple(norm: Any) -> bool:
+    """Whether half its weights give half its output."""
+    x_11D = torch.linspace(-1, 1, norm.weight.numel())[None, None].to(norm.weight)
+    half = functional_call(norm, {name: weight / 2 for name, weight in norm.named_parameters()}, (x_11D,))
+    return torch.allclose(2 * half, norm(x_11D))
 
 
 def _scaled(factor: float, module: nn.Module, args: Any, out: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+import transformers
 from support.plain_loop import Plain, held_out, llama
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sparsedepth as sd
 
@@ -25,16 +25,38 @@ def test_the_norms_of_block_l_are_divided_by_its_root(fold):
     assert torch.equal(weight, torch.full_like(weight, 0.5 if fold else 1.0))
 
 
-def test_norms_of_queries_and_keys_are_left_alone():
+@pytest.mark.parametrize("family", ["Qwen3", "Olmo2", "Olmoe"])
+def test_norms_of_queries_and_keys_are_left_alone(family):
+    """By head (Qwen3), and over all heads, which is the width of the stream."""
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_attention_heads": 2,
-        "num_key_value_heads": 1,
+        "num_key_value_heads": 2,
         "head_dim": 8,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "eos_token_id": 1,
     }
-    model = Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, vocab_size=32, **sizes))
-    assert not [name for name in sd.scale_norms(model) if "q_norm" in name or "k_norm" in name]
+    config = getattr(transformers, f"{family}Config")(num_hidden_layers=2, vocab_size=32, **sizes)
+    names = sd.scale_norms(getattr(transformers, f"{family}ForCausalLM")(config))
+    assert len(names) == 4 and all(name.endswith("layernorm") for name in names)
+
+
+def test_a_wider_norm_inside_a_block_is_not_of_the_stream():
+    sizes = {"hidden_size": 16, "head_dim": 8, "num_heads": 4, "n_groups": 1, "state_size": 8, "eos_token_id": 1}
+    model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(num_hidden_layers=2, vocab_size=32, **sizes))
+    assert sd.scale_norms(model) == ["backbone.layers.0.norm", "backbone.layers.1.norm"]
+
+
+def test_weights_that_are_added_to_one_cannot_hold_the_factor():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 8, "vocab_size": 32}
+    model = transformers.GemmaForCausalLM(
+        transformers.GemmaConfig(num_hidden_layers=2, num_key_value_heads=1, eos_token_id=1, **sizes)
+    )
+    with pytest.raises(ValueError, match=r"layers.1.post_attention_layernorm multiplies by more .*; leave fold out"):
+        sd.scale_norms(model, fold=True)
+    assert len(sd.scale_norms(model)) == 4
 
 
 def test_it_is_measured_as_it_trains():
