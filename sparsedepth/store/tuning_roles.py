@@ -209,16 +209,16 @@ def tune(
         best = dict(zip(axes, best_point(losses), strict=True)) if losses else points[0]
         if len(losses) < len(points):
             return points, best, False
-        wider = {name: extended(values, best[name]) for name, values in axes.items()}
-        if wider == axes or extensions == 0:
+        wider = {name: extended(values, best[name]) for name, values in axes.items()} if extensions else axes
+        if wider == axes:
             return points, best, True
         axes = wider
         extensions = extensions - 1
 
 
 def is_at_edge(value: float, values: Collection[float]) -> bool:
-    """Whether a value is the lowest or highest tried: the optimum may lie beyond."""
-    return value in (min(values), max(values))
+    """Whether a value is the lowest or highest of several tried: the optimum may lie beyond."""
+    return min(values) < max(values) and value in (min(values), max(values))
 
 
 def extended(values: Sequence[float], best: float) -> list[float]:

@@ -200,3 +200,16 @@ def test_two_tuned_fields_are_at_the_edge_if_one_is():
         for decay in (0.1, 0.2, 0.3)
     ]
     assert {name: role for name, role in tuning_roles(tuned, runs).items() if role != "rejected"} == {"0.2 0.3": "edge"}
+
+
+def test_a_tuned_field_with_one_value_in_a_table_has_no_edge():
+    """Of imported runs each value counts: where one field was not varied, the other alone decides."""
+    tuned = Tuning(fields=("lr", "weight_decay"), tuning_seeds=(), seeds=(), objective="val_loss")
+    runs = [as_row(RunConfig(lr=lr, weight_decay=0.1), f"{lr}", abs(lr - 0.2)) for lr in (0.1, 0.2, 0.4)]
+    assert tuning_roles(tuned, runs) == {"0.1": "rejected", "0.2": "best", "0.4": "rejected"}
+
+
+def test_a_value_of_nothing_may_be_in_the_table_of_a_tuned_field():
+    tuned = Tuning(fields=("weight_decay",), tuning_seeds=(), seeds=(), objective="val_loss")
+    runs = [as_row(RunConfig(weight_decay=decay), f"{decay}", 3 - decay) for decay in (0.0, 0.1)]
+    assert tuning_roles(tuned, runs) == {"0.0": "rejected", "0.1": "edge"}
