@@ -144,7 +144,8 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
 
 
 def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: Sequence[str]) -> pd.DataFrame:
-    """The columns of `Cells.rows` but the role. A run at a value that tuning rejected in a second field has no row."""
+    """The columns of `Cells.rows` but the role. A run at a value that tuning rejected in a second field has no row; nor
+    has one at any rejected value where one of a table is 0, through whose logarithm there is no curve."""
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     loss = loss_of(runs)
     lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
@@ -154,7 +155,7 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             "n_layers": runs["n_layers"].astype(int),
             "setting": [labels[cell] for cell in runs["cell_id"]],
             "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
-            "lr": lr.where(lr > 0),  # an imported value of 0 has no logarithm
+            "lr": lr.where(lr > 0),
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs.get("tuning"),
             "carry_regret": runs.get("carry_regret"),
@@ -164,7 +165,10 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
-    return rows[~rows["tuning"].isin(["rejected"])] if len(tuned) > 1 else rows
+    place = pd.Series([*zip(rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:]), strict=True)], rows.index)
+    is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
+    is_of_curve = place.isin([*place[is_chosen]]) & ~(lr <= 0).any()
+    return rows[is_of_curve | ~rows["tuning"].isin(["rejected"])]
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:
