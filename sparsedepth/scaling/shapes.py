@@ -1,7 +1,8 @@
 """The answer of a ladder of shapes: which depth per width is best at equal FLOPs, and whether that moves.
 
-Of all runs that differ in size alone (the setting that most have), one value for each shape and number of tokens: the
-mean over seeds, or where lr and batch were grids the lowest of
+Of all runs that differ in size alone (the setting that most have), one value for each shape and number of tokens, where
+other fields than lr and batch were tuned at their best: the mean over seeds, or where lr and batch were grids the
+lowest of
 
     L = quadratic in ln lr and ln batch, fitted to the runs within a factor NEAR of the best one
 
@@ -20,6 +21,7 @@ from sparsedepth.scaling.aspect import AspectLaw, Best, Doubling, aspect_law
 from sparsedepth.scaling.points import SIZE_FIELDS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning_roles import IS_CHOSEN, parse_tuned_fields
 
 GRIDS = ("lr", "batch_tokens")
 NEAR = 4.2
@@ -66,14 +68,17 @@ class ShapesAnswer:
 def shapes_answer(store: Store) -> ShapesAnswer | None:
     """None where fewer than MIN_SHAPES shapes of several widths and depths were run."""
     tuned = {
-        name for (names,) in store.sql("SELECT DISTINCT tuned_fields FROM runs").rows for name in (names or "").split()
+        name
+        for (names,) in store.sql("SELECT DISTINCT tuned_fields FROM runs").rows
+        for name in parse_tuned_fields(names)
     }
     others = [name for name in CELL_FIELDS if name not in {*SIZE_FIELDS, *GRIDS, *tuned}]
     runs = store.frame(
         "SELECT n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops IS NOT "
         "NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * tokens_trained) AS "
         f"flops, md5(CAST(({', '.join(others)}) AS VARCHAR)) AS setting FROM runs WHERE outcome = 'ok' AND val_loss "
-        "IS NOT NULL AND origin IS DISTINCT FROM 'watched' ORDER BY run_id"
+        f"IS NOT NULL AND origin IS DISTINCT FROM 'watched' AND {IS_CHOSEN if tuned - {*GRIDS} else 'true'} ORDER BY "
+        "run_id"
     )
     runs = runs.dropna(subset=["n_layers", "d_model", "tokens", "flops", "loss"])
     shapes = runs[["n_layers", "d_model"]].drop_duplicates()
@@ -81,13 +86,12 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
         return None
     most = runs.groupby("setting").agg(n=("loss", "size"), first=("loss", "idxmin")).sort_values("n").index[-1]
     own = runs[runs["setting"] == most]
-    own = own.sort_values("loss") if tuned else own  # the lowest of values that are no grid here
     points = pd.DataFrame([*(_point(cell) for _, cell in own.groupby(["n_layers", "d_model", "tokens"]))])
     answer = ShapesAnswer(
         n_left_out=len(runs) - len(own),
         is_counted=bool(own["is_counted"].all()),
         n_optima=int(points["is_optimum"].sum()),
-        has_seeds=bool(own.drop(columns=["loss", "setting"]).duplicated().any()) and not tuned - {*GRIDS},
+        has_seeds=bool(own.drop(columns=["loss", "setting"]).duplicated().any()),
     )
     try:
         law = aspect_law(points)
@@ -115,6 +119,9 @@ def _point(cell: pd.DataFrame) -> dict[str, float | str | bool]:
 def _lowest(grid: pd.DataFrame) -> float | None:
     """Of the quadratic surface about the best run; None where it has no lowest point there."""
     varied = [name for name in GRIDS if grid[name].nunique() > 2]
+    fixed = grid.drop(columns=["loss", *varied])
+    best = fixed.loc[grid["loss"].idxmin()]
+    grid = grid[(fixed.eq(best) | best.isna()).all(axis=1)]
     log_NX = np.log(grid[varied].to_numpy(float))
     log_NX -= log_NX[int(grid["loss"].to_numpy().argmin())]
     is_near = (np.abs(log_NX) <= np.log(NEAR)).all(axis=1)

@@ -15,7 +15,7 @@ FIELDS = {"n_layers": "n_layers", "d_model": "d_model", "train_tokens": "tokens"
 
 def imported(command, folder, frame, **fields):
     frame.to_csv(folder / "runs.csv", index=False)
-    given = {"source": "planted", "fields": FIELDS | fields}
+    given = {"source": "planted", "tuned": fields.pop("tuned", []), "fields": FIELDS | fields}
     (folder / "map.yaml").write_text(json.dumps(given))
     command("import", folder / "runs.csv", "--map", folder / "map.yaml", "-o", folder / "results")
     return folder / "results"
@@ -59,6 +59,38 @@ def test_the_optimum_of_a_grid_of_lr_and_batch_takes_its_place(command, tmp_path
         found, wanted = shapes_answer(store), shapes_answer(without)
     assert found.n_optima == len(frame) and wanted.n_optima == 0
     assert [one.estimate for one in found.best] == pytest.approx([one.estimate for one in wanted.best], abs=1e-3)
+
+
+def best_aspects(command, folder, frame, **given):
+    folder.mkdir()
+    with open_store(imported(command, folder, frame, train_flops="flops", **given)) as store:
+        found = shapes_answer(store)
+    return found, [one.estimate for one in found.best]
+
+
+@pytest.mark.parametrize("lrs", [(0.003,), (0.003, 0.006)])
+def test_each_shape_has_its_tuned_value_of_a_field_that_is_no_grid(command, tmp_path, lrs):
+    """The best weight decay falls with depth, and a wrong one costs .3: its mean over values would tell of these."""
+    frame = shapes(np.random.default_rng(2), (-0.5, 0.0, 0.5))
+    grid = pd.DataFrame([(lr, decay) for lr in lrs for decay in (0.05, 0.1, 0.2)], columns=["lr", "decay"])
+    whole = frame.merge(grid, how="cross")
+    best = np.where(whole["n_layers"] < 12, 0.2, np.where(whole["n_layers"] < 24, 0.1, 0.05))
+    whole["loss"] += 0.3 * np.log2(whole["decay"] / best).abs() + 0.1 * (whole["lr"] != 0.003)
+    fields = {"lr": "lr", "weight_decay": "decay", "tuned": ["lr", "weight_decay"]}
+    found, aspects = best_aspects(command, tmp_path / "whole", whole, **fields)
+    wanted, truth = best_aspects(command, tmp_path / "plain", frame)
+    assert aspects == pytest.approx(truth, abs=1e-6) and found.n_left_out == wanted.n_left_out == 0
+
+
+def test_a_curve_in_lr_is_that_of_the_best_batch(command, tmp_path):
+    """Of two batches the larger loses .2 at half of the shapes: no bottom of lr is between both."""
+    frame = shapes(np.random.default_rng(2), (-0.5, 0.0, 0.5))
+    grid = pd.DataFrame([(lr, 2**b) for lr in (1e-3, 2e-3, 4e-3, 8e-3, 16e-3) for b in (16, 17)], columns=["lr", "b"])
+    whole = frame.merge(grid, how="cross")
+    whole["loss"] += 0.02 * np.log(whole["lr"] / 0.003) ** 2 + 0.2 * ((whole["b"] > 2**16) & (whole["n_layers"] > 10))
+    found, aspects = best_aspects(command, tmp_path / "whole", whole, lr="lr", batch_tokens="b")
+    _, truth = best_aspects(command, tmp_path / "plain", frame)
+    assert aspects == pytest.approx(truth, abs=1e-3) and found.n_optima == len(frame)
 
 
 def test_what_is_no_ladder_of_shapes_says_why(command, tmp_path):
