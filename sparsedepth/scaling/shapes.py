@@ -1,8 +1,8 @@
 """The answer of a ladder of shapes: which depth per width is best at equal FLOPs, and whether that moves.
 
-Of all runs that differ in size alone (the setting that most have), one value for each shape and number of tokens, where
-other fields than lr and batch were tuned at their best: the mean over seeds, or where lr and batch were grids the
-lowest of
+Of all runs that differ in size alone (the setting that most have; of several the baseline), one value for each shape
+and number of tokens, where other fields than lr and batch were tuned at their best: the mean over seeds, or where lr
+and batch were grids the lowest of
 
     L = quadratic in ln lr and ln batch, fitted to the runs within a factor NEAR of the best one
 
@@ -21,6 +21,7 @@ from sparsedepth.scaling.aspect import AspectLaw, Best, Doubling, aspect_law
 from sparsedepth.scaling.points import SIZE_FIELDS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import IS_CHOSEN, parse_tuned_fields
 
 GRIDS = ("lr", "batch_tokens")
@@ -74,24 +75,27 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
     }
     others = [name for name in CELL_FIELDS if name not in {*SIZE_FIELDS, *GRIDS, *tuned}]
     runs = store.frame(
-        "SELECT n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops IS NOT "
-        "NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * tokens_trained) AS "
-        f"flops, md5(CAST(({', '.join(others)}) AS VARCHAR)) AS setting FROM runs WHERE outcome = 'ok' AND val_loss "
-        f"IS NOT NULL AND origin IS DISTINCT FROM 'watched' AND {IS_CHOSEN if tuned - {*GRIDS} else 'true'} ORDER BY "
-        "run_id"
+        "SELECT cell_id, n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops "
+        "IS NOT NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * "
+        f"tokens_trained) AS flops, md5(CAST((n_heads / n_kv_heads, {', '.join(others)}) AS VARCHAR)) AS setting "
+        "FROM runs WHERE outcome = 'ok' AND val_loss IS NOT NULL AND origin IS DISTINCT FROM 'watched' AND "
+        f"{IS_CHOSEN if tuned - {*GRIDS} else 'true'} ORDER BY run_id"
     )
     runs = runs.dropna(subset=["n_layers", "d_model", "tokens", "flops", "loss"])
     shapes = runs[["n_layers", "d_model"]].drop_duplicates()
     if len(shapes) < MIN_SHAPES or min(shapes.nunique()) < 2:
         return None
-    most = runs.groupby("setting").agg(n=("loss", "size"), first=("loss", "idxmin")).sort_values("n").index[-1]
+    settings = read_settings(store)
+    runs = runs.assign(is_baseline=runs["cell_id"] == (settings and settings.baseline.cell_id))
+    by_setting = runs.groupby("setting").agg(n=("loss", "size"), is_baseline=("is_baseline", "any"))
+    most = by_setting.sort_values(["n", "is_baseline"]).index[-1]
     own = runs[runs["setting"] == most]
     points = pd.DataFrame([*(_point(cell) for _, cell in own.groupby(["n_layers", "d_model", "tokens"]))])
     answer = ShapesAnswer(
         n_left_out=len(runs) - len(own),
         is_counted=bool(own["is_counted"].all()),
         n_optima=int(points["is_optimum"].sum()),
-        has_seeds=bool(own.drop(columns=["loss", "setting"]).duplicated().any()),
+        has_seeds=bool(own.drop(columns=["cell_id", "loss"]).duplicated().any()),
     )
     try:
         law = aspect_law(points)

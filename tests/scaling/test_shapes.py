@@ -93,6 +93,19 @@ def test_a_curve_in_lr_is_that_of_the_best_batch(command, tmp_path):
     assert aspects == pytest.approx(truth, abs=1e-3) and found.n_optima == len(frame)
 
 
+@pytest.mark.parametrize(
+    ("field", "values"), [("depth_scale", ("none", "lns")), ("tie_embeddings", (False, True)), ("n_kv_heads", (4, 1))]
+)
+def test_of_two_settings_with_as_many_runs_the_baseline_is_told(command, tmp_path, field, values):
+    """Whatever their names; fewer heads of keys are a setting, too, and no size."""
+    rng = np.random.default_rng(2)
+    baseline, other = shapes(rng, (-0.5, 0.0, 0.5)), shapes(rng, (0.5, 0.5, 0.5))
+    _, truth = best_aspects(command, tmp_path / "plain", baseline)
+    sides = [side.assign(knob=value, heads=4) for side, value in zip((baseline, other), values, strict=True)]
+    found, aspects = best_aspects(command, tmp_path / "both", pd.concat(sides), n_heads="heads", **{field: "knob"})
+    assert aspects == pytest.approx(truth, abs=1e-6) and found.n_left_out == len(other)
+
+
 def test_what_is_no_ladder_of_shapes_says_why(command, tmp_path):
     frame = shapes(np.random.default_rng(2), (-0.5, 0.0, 0.5))
     narrow = frame.assign(d_model=frame["n_layers"] * 64).drop_duplicates(["n_layers", "tokens"])
