@@ -167,7 +167,7 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
     )
     place = pd.Series([*zip(rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:]), strict=True)], rows.index)
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
-    is_of_curve = place.isin([*place[is_chosen]]) & ~(lr <= 0).any()
+    is_of_curve = place.isin([*place[is_chosen]]) & (not (lr <= 0).any())
     return rows[is_of_curve | ~rows["tuning"].isin(["rejected"])]
 
 
