@@ -257,7 +257,9 @@ def by_depth(
         if (points["panel"] == name).any()
     ]
     text = by_layer_caption(points, is_search) * (line == "n_layers") + notes
-    return lines_drawing(points, kinds, text, styles=depth_styles(points[line], named))
+    is_named = line == "name"  # models have no order
+    styles = setting_styles([*points["setting"].unique()]) if is_named else depth_styles(points[line], named)
+    return lines_drawing(points, kinds, text, styles=styles)
 
 
 def _points(store: Store) -> pd.DataFrame:

@@ -275,7 +275,8 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         axis.scatter(dots["x"], dots["seeds"], 4, colour, alpha=0.4, linewidth=0, zorder=1, gid=gid)
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
-        axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1, gid=gid)
+        look: Named = {"color": colour, "linewidth": 0.9, "alpha": 1.0 if len(line) <= MOST_BARS else 0.5}
+        axis.vlines(x[shown], low[shown], high[shown], zorder=order - 1, gid=gid, **look)
     elif has_interval:
         axis.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0, gid=gid)
 

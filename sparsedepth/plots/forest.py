@@ -142,6 +142,7 @@ def _label_sizes(axis: Any, rows: pd.DataFrame) -> None:
     ratios = unit == LOG_UNIT
     axis.axvline(float(ratios), color="#444444", linewidth=0.8)
     if ratios:
+        axis.plot([0.95, 1.05], [0, 0], linewidth=0)  # the least range: that of equal values would have no label
         log_scale(axis, "x", [1.0, *rows[SIZES].stack().dropna()])
         if axis.get_xlim()[1] > 1e3 * axis.get_xlim()[0]:
             axis.xaxis.set_major_locator(LogLocator(numticks=n_ticks))

@@ -7,6 +7,7 @@ The page has a panel per metric and a heat map per matrix, all with the layer on
 a pair that was not sampled. White cells are not pairs of layers."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.plots.matrices import TRACED, as_matrix, draw_matrix, norm_of, with_traces
-from sparsedepth.plots.page import Drawing, caption, colour_bar, paper_width
+from sparsedepth.plots.page import LEAST_WIDTH, Drawing, caption, colour_bar, paper_width
 from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED, quantity_of_map
@@ -176,13 +177,14 @@ def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
     cells: list[tuple[int, int, int]] = []  # row, column, of so many columns
     heights: list[float] = []  # inches
     for n, height in ((n_panels, 1.75), (n_maps, 2.3)):
-        n_columns = int(paper / 2.2) or (COLUMNS - (n % COLUMNS == 1 < n))  # none is alone in a row
+        n_columns = int(paper / LEAST_WIDTH) or (COLUMNS - (n % COLUMNS == 1 < n))  # none is alone in a row
         cells += [(len(heights) + i // n_columns, i % n_columns, n_columns) for i in range(n)]
         heights += [height] * -(-n // n_columns)
     heights = heights or [1.75]
     page = Figure(figsize=(paper or 11, sum(heights) + 0.8))
-    grid = page.add_gridspec(len(heights), 12, height_ratios=heights)
-    axes = [page.add_subplot(grid[row, 12 * i // n : 12 * (i + 1) // n]) for row, i, n in cells]
+    width = math.lcm(*(n for *_, n in cells))
+    grid = page.add_gridspec(len(heights), width, height_ratios=heights)
+    axes = [page.add_subplot(grid[row, width * i // n : width * (i + 1) // n]) for row, i, n in cells]
     return page, axes[:n_panels], axes[n_panels:]
 
 
@@ -216,6 +218,7 @@ def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_laye
     set_layer_scale(axis, BY_LAYER[rows["name"].iloc[0]].scale, rows["value"].dropna())
     layer_ticks(axis.xaxis)
     axis.set_xlim(-0.5, n_layers + 0.5)
+    axis.set_xlabel("layer", fontsize=8)
     if labels := axis.get_legend_handles_labels()[1]:
         _legend_above(axis, labels)
 

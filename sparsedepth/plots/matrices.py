@@ -28,7 +28,7 @@ from sparsedepth.quantities import BY_PAIR, quantity_of_map
 from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import SMALL_LOSS, sound_layer_metrics
-from sparsedepth.words.captions import escaped, matrices_caption, not_shown, shortened, title_of_map, to_measure
+from sparsedepth.words.captions import escaped, folded, matrices_caption, not_shown, title_of_map, to_measure
 from sparsedepth.words.degeneracy import layer_metrics_caption
 
 TRACED = "trace_map"
@@ -37,6 +37,8 @@ METRICS = ("causal_effect", "permutation_effect", "angular_distance", "jacobian_
 OF_STATES = ("angular_distance", "angular_distance_last_token", "jacobian_map")
 MOST = 4
 """Settings side by side; more would be too small to read."""
+TITLE = 28
+"""Characters of a line of a panel's title."""
 AXES = {
     "causal_effect": ("skipped layer", "later layer"),
     "permutation_effect": ("layer", "swapped with layer"),
@@ -109,10 +111,11 @@ def _draw_row(axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: 
     norm = norm_of(np.concatenate([*map(np.ravel, drawn)]), quantity_of_map(metric).scale)
     for axis, setting, matrix in zip(axes, settings, drawn, strict=True):
         image = draw_matrix(axis, metric, matrix, norm)
-        axis.set_title(escaped(shortened(setting)), fontsize=8)
+        axis.set_title(escaped(folded(setting, TITLE)), fontsize=8)
         if axis is not axes[0] and not paper_width():
             axis.set_ylabel("")
-    colour_bar(axes[-1], image, title_of_map(metric))
+        if axis is axes[-1] or paper_width():  # of a paper the others may stand on another page
+            colour_bar(axis, image, title_of_map(metric))
 
 
 # A matrix of layers

@@ -27,6 +27,8 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 MOST_MARKS = 1500
 """Points of a panel that answer to the pointer."""
+LEAST_WIDTH = 3.0
+"""Inches of a panel of a paper, whose labels would lie over the next one's."""
 NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
 
@@ -60,11 +62,12 @@ def panels(
     """A page of n panels of this size (inches) in as few rows as fit, or one below another in a column of a paper; and
     its axes, row by row."""
     paper = paper_width()
-    most_columns = min(most_columns, int(paper / 2.2)) if paper else most_columns
+    most_columns = min(most_columns, int(paper / LEAST_WIDTH)) if paper else most_columns
     n_rows = -(-n // most_columns)
     n_columns = -(-n // n_rows)
     size = paper or max(least, width * n_columns + 0.4)
-    height *= min(1.0, 0.85 * size / n_columns / width) if paper else 1.0  # as wide panels are
+    if paper:  # as wide panels are, but high enough for the label of an axis
+        height = max(min(height, 2.5), height * min(1.0, 0.85 * size / n_columns / width))
     page = Figure(figsize=(size, height * n_rows + (0.3 if paper else 0.8)))
     axes = list(page.subplots(n_rows, n_columns, squeeze=False, **options).ravel())
     for axis in axes[n:]:
@@ -81,9 +84,10 @@ def line_handle(label: str, style: Style, **look: Any) -> Line2D:
 
 
 def depth_legend(page: Figure, colours: Mapping[int, str], markers: Mapping[str, str] | None = None) -> None:
-    """Above the page: a colour for each depth, a shape for each kind of run."""
+    """Above the page: a colour for each depth, a shape for each kind of run, of several."""
     swatches = {counted(depth, "layer"): (colour, "o", "") for depth, colour in colours.items()}
-    swatches |= {name: ("#444444", marker, "") for name, marker in (markers or {}).items()}
+    if markers and len(markers) > 1:
+        swatches |= {name: ("#444444", marker, "") for name, marker in markers.items()}
     handles = [line_handle(folded(escaped(name)), style, markersize=6) for name, style in swatches.items()]
     legend_above(page, handles, handletextpad=0.1, columnspacing=1.2)
 
@@ -104,7 +108,7 @@ def legend_above(page: Figure, handles: Sequence[Any], n_columns: int = 4, **opt
     room = inches if paper_width() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     width = 0.6 + 0.075 * longest  # inches of a handle with the space around it, and of a character, at most
-    n_columns = min(n_columns, len(handles), max(1, int(room / width)))
+    n_columns = min(n_columns, len(handles), max(1, int((room + 0.15) / width)))  # no space behind the last
     page.legend(handles=handles, ncols=n_columns, loc="upper left", bbox_to_anchor=(0, 1), **options)
 
 
@@ -133,7 +137,8 @@ def lay_out(page: Figure) -> None:
         return
     renderer = FigureCanvasAgg(page).get_renderer()
     legend = max((legend.get_window_extent(renderer).height / page.dpi for legend in page.legends), default=0.0)
-    page.set_figheight(page.get_figheight() + max(0.0, legend - 0.6))  # the room in the height of every page
+    room = 0.3 if paper_width() else 0.6  # in the height of every page
+    page.set_figheight(page.get_figheight() + max(0.0, legend - room))
     page.tight_layout(pad=0.6)
     page.set_layout_engine(None)
     specs = filter(None, (axis.get_subplotspec() for axis in page.axes))

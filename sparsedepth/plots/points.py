@@ -50,6 +50,7 @@ from sparsedepth.plots.style import (
     depth_colours,
     depth_map,
     kind_markers,
+    layer_ticks,
     log_scale,
     set_layer_scale,
     set_scale,
@@ -341,6 +342,7 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
     _draw_slice(first, objective, frame, frame["proposal"], len(frame))
     first.step(frame["proposal"], frame["best_so_far"], where="post", color=SERIES[1][0], label="best so far")
     first.set_xlabel("proposal, in order of start")
+    layer_ticks(first.xaxis)
     for axis, (name, values) in zip(others, options.items(), strict=True):
         known = frame[frame[name].notna()]
         choices = [value for value in values if value is not None]
@@ -361,9 +363,13 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
 def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
     """An axis for each varied field and each objective, its values in order and in even steps."""
     names = [*options_of(frame, search), *search.objectives]
-    page, (axis,) = panels(1, 1, 1.3 * len(names), 3.6)
+    width = paper_width() or 1.3 * len(names)
+    letters = int(12 * width / len(names))  # of a line below an axis
+    turned = 90 * (letters < 10)
+    page, (axis,) = panels(1, 1, width, 5.4 if turned else 3.6)
     axis.grid(False)
-    heights = pd.DataFrame({i: _heights(axis, i, frame[name]) for i, name in enumerate(names)}, index=frame.index)
+    places = {i: _heights(axis, i, frame[name], turned) for i, name in enumerate(names)}
+    heights = pd.DataFrame(places, index=frame.index)
     text = [", ".join(assignment(name, row[name]) for name in names) for row in frame.to_dict("records")]
     group = [f"proposal {n}" for n in frame["proposal"]]
     shades = depth_map()(1 - (-sign(search.objectives[0]) * frame[search.objectives[0]]).rank(pct=True))
@@ -371,19 +377,23 @@ def page_of_parallel(search: SweepDefinition, frame: pd.DataFrame, notes: str) -
         axis.plot(line, color=colour, linewidth=2.2 if is_best else 0.9, gid=mark_id(name))
     lines = heights.assign(group=group, text=text, runs=frame["run_id"])
     axis.marks = lines.melt(["group", "text", "runs"], var_name="x", value_name="y")
-    axis.set(xlim=(-0.3, len(names) - 0.7), ylim=(-0.12, 1.12), yticks=[])
-    axis.set_xticks(range(len(names)), [folded(name.replace("_", " "), 14) for name in names])
+    room = 0.42 if turned else 0.12  # for the values at the ends
+    axis.set(xlim=(-0.3, len(names) - 0.7), ylim=(-room, 1 + room), yticks=[])
+    labels = [name if turned else folded(name.replace("_", " "), min(letters, 14)) for name in names]
+    axis.set_xticks(range(len(names)), labels, rotation=turned)
     axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
     caption(page, parallel_caption(len(frame), search.objectives[0]) + notes)
     return page
 
 
-def _heights(axis: Any, x: int, column: pd.Series) -> list[float]:
+def _heights(axis: Any, x: int, column: pd.Series, turned: int) -> list[float]:
     """Of values on their axis at x, in order and in even steps from 0 to 1; writes the first and the last beside it."""
     values = [plain(value) for value in column.tolist()]
     order = sorted({*values}, key=value_order)
     for height, value, side in ((-0.03, order[0], "top"), (1.03, order[-1], "bottom")):
-        axis.text(x, height, escaped(shortened(readable(value))), ha="center", va=side, fontsize=8, color=GREY)
+        name = escaped(shortened(readable(value)))
+        axis.text(x, height, name, ha="center", va=side, fontsize=8, color=GREY, rotation=turned)
     return [order.index(value) / max(len(order) - 1, 1) for value in values]
 
 
@@ -393,11 +403,11 @@ def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_p
         rows[objective],
         s=30,
         c=rows["proposal"],
-        cmap="Blues",
+        cmap=depth_map(),
         vmin=0,
         vmax=n_proposals - 1,
-        edgecolor="grey",
-        linewidth=0.5,
+        edgecolor="white",
+        linewidth=0.3,
         gid=mark_id("proposals"),
     )
     texts = [f"proposal {row['proposal']}: {objective} {row[objective]:.4g}" for row in rows.to_dict("records")]

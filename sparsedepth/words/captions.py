@@ -48,7 +48,9 @@ def shortened(text: str) -> str:
 
 
 def folded(text: str, width: int = LONGEST) -> str:
-    return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+    """In lines of `width`, wider for a word up to LONGEST: half of 'train_tokens=1000000000' reads as another."""
+    longest = min(LONGEST, max(map(len, text.split()), default=1))
+    return "\n".join(textwrap.wrap(text, max(width, longest), break_on_hyphens=False))
 
 
 def decade(value: float, least: float = 0.0) -> str:
@@ -190,7 +192,9 @@ def models_caption(needed: str, n_models: int, n_without: int, n_texts: int) -> 
 def by_layer_caption(points: "pd.DataFrame", is_search: bool) -> str:
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
     threshold = " Dashed: usefulness threshold." * ("affine_loss_increase" in {*points["panel"]})
-    return f" By layer: {shown}.{threshold}{lr_range(points['lr'])}"
+    depths = {*points["n_layers"]}
+    at = f"At {counted(max(depths), 'layer')}, by" if len(depths) == 1 else "By"  # the legend names several
+    return f" {at} layer: {shown}.{threshold}{lr_range(points['lr'])}"
 
 
 def rates_marked(points: "pd.DataFrame") -> str:
@@ -288,7 +292,7 @@ def profile_title(profile: "LayerProfile", degenerate: Collection[str]) -> str:
 
 def profile_caption(profile: "LayerProfile", degenerate: Mapping[str, str], notes: str, n_hidden: int) -> str:
     """`degenerate`: score -> why it is; `notes`: on scores that are relative to the loss."""
-    text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
+    text = "Layer 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
     if profile.profiles["se"].notna().any():
         text += " Band: 95%, 1.96 standard errors over the random probes."
     text += trace_note(profile.matrices)
