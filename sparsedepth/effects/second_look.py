@@ -37,6 +37,7 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         again = [
             judge(replace(cells, rows=part.rest)).assign(without=part.name, is_seed=part.is_seed)
             for part in _parts(cells, rows)
+            if (part.rest.loc[part.rest["value"].notna(), side] == reference).any()  # else it is another comparison
         ]
         looks = pd.concat([effects.iloc[:0].assign(is_seed=False), *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():

@@ -143,3 +143,14 @@ def test_of_three_seeds_a_seed_is_named_only_where_the_effect_moves():
     odd = even.assign(val_loss=even["val_loss"] - 0.06 * ((even["seed"] == 2) & (even["depth_scale"] == "lns")))
     look = looked_at(odd)["depth_scale=lns"]
     assert look.verdict != "lower" or look.without == "seed 2"
+
+
+def test_depths_are_not_looked_at_without_the_folder_of_the_shallowest():
+    """4 layers lose .3 more than 8 and 16, which are alike: without these runs 16 would be compared with 8."""
+
+    def loss(config):
+        return {"val_loss": 3 + 0.3 * (config.n_layers == 4) + NOISE[int(config.n_layers > 8), config.seed]}
+
+    found = grid({"n_layers": [4, 8, 16], "seed": range(6)}, loss)
+    look = looked_at(found.assign(source=np.where(found["n_layers"] == 4, "shallow", "deep")))["n_layers=16"]
+    assert look.verdict == "lower" and look.without is None
