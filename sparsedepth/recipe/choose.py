@@ -97,7 +97,7 @@ class Evidence:
         return next((name for name in names if self.changes[name] == changes), None)
 
     def runs_of(self, setting: str, depth: int, lr: float | None = None) -> pd.DataFrame:
-        """The results of a setting at one depth: at one value of the tuned field, by default the one with most runs."""
+        """The results of a setting at one depth: at one value of the tuned field, by default the one that is compared."""
         rows = self.cells.rows
         ids = rows.loc[(rows["n_layers"] == depth) & (rows["setting"] == setting), "run_id"]
         found = self.results[self.results["run_id"].isin(ids)].sort_values("run_id")
@@ -105,9 +105,9 @@ class Evidence:
         if not field or found.empty:
             return found
         lr_N = found[field].astype(float)
-        if lr is None or not (lr_N == lr).any():
-            lr = float(lr_N.mode().min())
-        return found[lr_N == lr]
+        chosen = [at.cells[setting].lr for at in self.cells.depths if at.depth == depth and setting in at.cells]
+        lr = next((value for value in (lr, *chosen, lr_N.mode().min()) if (lr_N == value).any()), None)
+        return found if lr is None else found[lr_N == lr]
 
     def config(self, setting: str, depth: int, n_layers: int, lr: float | None = None) -> RunConfig:
         """The configuration of a setting as it was run at `depth`, with another number of layers. Raises ValueError for

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from support.planted_recipes import cells, planted, sweep
+from support.planted_recipes import AXES, cells, planted, sweep
 from support.runs_frame import grid
 
 from sparsedepth.config.run import RunConfig
@@ -220,6 +220,23 @@ def test_a_folder_with_a_fixed_lr_joins_a_tuned_one_and_lr_is_no_setting():
     recipe = derive(pd.concat([tuned, fixed], ignore_index=True))
     assert lists(recipe) == {"depth_scale=lns": "better", "weight_decay=1": "worse"}
     assert recipe.config == RunConfig(depth_scale="lns", lr=2e-3)
+
+
+def test_the_baseline_has_the_lr_that_its_effects_have_whatever_more_runs_have():
+    """Tuning chose 2e-3; a folder with more seeds ran the baseline at 4e-3 alone."""
+    axes = {"lr": [1e-3, 2e-3, 4e-3], "depth_scale": ["none", "lns"], "seed": [0, 1, 2, 3]}
+    tuned = sweep(lambda config: 0.1 * (config.lr != 2e-3), axes).assign(tuned_fields="lr", tuned_by="val_loss")
+    tuned["tuning"] = np.where(tuned["lr"] == 2e-3, "best", "rejected")
+    more = sweep(lambda config: 0.1, {"seed": range(10, 18)}, lr=4e-3)
+    recipe = derive(pd.concat([tuned, more], ignore_index=True))
+    assert recipe.baseline.lr == recipe.config.lr == 2e-3 == recipe.candidates[0].effect.lr_baseline
+    assert recipe.baseline_seeds == recipe.candidates[0].effect.seeds_baseline == 4
+
+
+def test_a_depth_whose_lr_is_not_known_has_a_recipe_beside_a_tuned_one():
+    tuned = sweep(planted, {**AXES, "lr": [2e-3]}, n_layers=4).assign(tuned_fields="lr", tuning="best")
+    unknown = sweep(planted, AXES, n_layers=8).assign(lr=None)
+    assert derive(pd.concat([tuned, unknown], ignore_index=True), 8).abstained == derive(unknown, 8).abstained == ""
 
 
 def test_sizes_that_follow_are_filled_in():
