@@ -97,7 +97,7 @@ class Evidence:
         return next((name for name in names if self.changes[name] == changes), None)
 
     def runs_of(self, setting: str, depth: int, lr: float | None = None) -> pd.DataFrame:
-        """The results of a setting at one depth: at one value of the tuned field, by default the one that is compared."""
+        """The results of a setting at a depth: at one value of the tuned field, by default the one that is compared."""
         rows = self.cells.rows
         ids = rows.loc[(rows["n_layers"] == depth) & (rows["setting"] == setting), "run_id"]
         found = self.results[self.results["run_id"].isin(ids)].sort_values("run_id")
