@@ -151,6 +151,10 @@ def check_weights(module: nn.Module) -> None:
     weights = dict(module.named_parameters())
     if not weights:
         raise ValueError(f"this {type(module).__name__} has no weights; give the model itself")
+    is_in_parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
+    if is_in_parts or any(hasattr(weight, "ds_id") for weight in weights.values()):
+        told = "every rank has a part of the weights, and one rank alone cannot run the model (FSDP1, DeepSpeed ZeRO-3)"
+        raise ValueError(f"{told}; use FSDP2 (fully_shard, or fsdp_version: 2 of accelerate), DDP or ZeRO-2")
     quantised = getattr(module, "quantization_method", None) or getattr(module, "is_quantized", False)
     for name, weight in weights.items():
         if weight.is_meta:

@@ -74,7 +74,8 @@ class Watch:
             raise ValueError(f"step={step!r} must be the number of optimizer steps done, from 0")
         self._time(step)
         is_first = _is_first()
-        if (step % self.every and not now) or not (is_first or self.adapted.is_sharded):
+        is_repeated = self.last is not None and self.last.step == step  # as between accumulated batches
+        if ((step % self.every or is_repeated) and not now) or not (is_first or self.adapted.is_sharded):
             return None
         has_point = self.points is not None and is_first and self.points.has(step, self._measured())
         if self._agreed(has_point):

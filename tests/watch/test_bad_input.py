@@ -46,6 +46,20 @@ def integer():
     return model
 
 
+class FullyShardedDataParallel(nn.Module):
+    """Of the name of PyTorch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = Plain()
+
+
+def of_zero_3():
+    model = llama()
+    model.lm_head.weight.ds_id = 0
+    return model
+
+
 def quantised():
     model = llama()
     model.quantization_method = "bitsandbytes"
@@ -87,6 +101,8 @@ def quantised():
         (llama, IDS, {"log": 3}, "log=3 must be a function of"),
         (meta, IDS, {}, "is on the device 'meta', without numbers; load or initialise the model first"),
         (integer, IDS, {}, "up_proj.weight is int8, no floating-point numbers: it cannot be measured; load"),
+        (FullyShardedDataParallel, IDS, {}, r"cannot run the model \(FSDP1, DeepSpeed ZeRO-3\); use FSDP2"),
+        (of_zero_3, IDS, {}, "every rank has a part of the weights"),
         (quantised, IDS, {}, "is quantised .float32.: it cannot be measured"),
         (lambda: [llama(), llama()], IDS, {}, "a stage of a pipeline is not the whole model"),
         (lambda: "model", IDS, {}, "the model is a str, and must be a torch.nn.Module"),
@@ -115,3 +131,13 @@ def test_a_step_is_a_number_of_steps():
     for step in (-1, 2.0, True):
         with pytest.raises(ValueError, match="must be the number of optimizer steps done"):
             watch(step)
+
+
+def test_a_step_of_several_batches_is_measured_once():
+    """A loop that accumulates gradients may call with one step several times, where nothing is written, too."""
+    steps = []
+    watch = sd.watch(
+        llama(), held_out(), out=None, every=2, measures="variance", log=lambda values, step: steps.append(step)
+    )
+    assert [watch(step) is None for step in (0, 0, 1, 1, 2, 2)] == [False, True, True, True, False, True]
+    assert steps == [0, 2] and watch(2, now=True)
