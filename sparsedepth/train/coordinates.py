@@ -4,7 +4,7 @@
 
 on the text of the first step, at the run's own lr without warm-up. lr carries from one size to another if neither grows
 nor falls with it (2203.03466, appendix D.1; over depth 2505.01618, figure 4): the slope of the logarithm of a quantity,
-in the last block, on that of the size is within FLAT of 0. d_model moves heads of one size and d_ff with it."""
+in the last block, on that of the size is within FLAT of 0. Heads of one size, d_ff and d_expert move with d_model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +59,8 @@ def sized(config: RunConfig, axis: str, size: int) -> RunConfig:
         values |= {"n_heads": size // d_head, "d_ff": round(config.d_ff * size / config.d_model), "n_kv_heads": None}
         if config.n_kv_heads != config.n_heads:
             values["n_kv_heads"] = config.n_kv_heads
+        if config.d_expert:
+            values["d_expert"] = round(config.d_expert * size / config.d_model)
     return build(RunConfig, values, f"{axis}={size}")
 
 
@@ -110,12 +112,14 @@ def _rms(x: Tensor) -> float:
 
 @torch.no_grad()
 def _states(model: Decoder, tokens_BT: Tensor) -> list[Tensor]:
-    """x_l of each block, then the logits."""
+    """x_l of each block, then the logits, without dropout."""
+    model.eval()
     x_BTD = model.embed_tokens(tokens_BT)
     context = model.context(tokens_BT, x_BTD)
     states = []
     for block in model.blocks:
         states.append(x_BTD := block(x_BTD, context))
+    model.train()
     return [*states, model.logits(x_BTD)]
 
 

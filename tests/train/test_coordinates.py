@@ -34,11 +34,12 @@ def test_a_slope_is_the_power_of_the_size():
     assert one.slope == pytest.approx(0.5)
 
 
-def test_without_learning_nothing_moves_and_activations_are_those_of_the_model():
-    config = RunConfig(**SMALL, lr=1e-30, weight_decay=0.0)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_without_learning_nothing_moves_and_activations_are_those_of_the_model(dropout):
+    config = RunConfig(**SMALL, lr=1e-30, weight_decay=0.0, residual_dropout=dropout)
     found = [*coordinates(config, {"n_layers": [2, 3]}, batch, steps=1, n_seeds=1)]
     assert all(one.value < 1e-20 for one in found if one.quantity != "activation")
-    model = Decoder(sized(config, "n_layers", 3), 0)
+    model = Decoder(sized(config, "n_layers", 3), 0).eval()
     with torch.no_grad():
         rms = model.hidden(torch.from_numpy(batch(config, 0).inputs)).square().mean().sqrt().item()
     (last,) = [one.value for one in found if (one.size, one.quantity, one.place) == (3, "activation", 1.0)]
@@ -48,6 +49,7 @@ def test_without_learning_nothing_moves_and_activations_are_those_of_the_model()
 def test_a_width_moves_heads_of_one_size_and_the_feed_forward_part():
     wide = sized(RunConfig(**SMALL, d_ff=40), "d_model", 48)
     assert (wide.n_heads, wide.n_kv_heads, wide.d_ff) == (6, 6, 120)
+    assert sized(RunConfig(**SMALL, n_experts=4, top_k=2, d_expert=8), "d_model", 48).d_expert == 24
     with pytest.raises(ValueError, match="heads of 8 channels"):
         sized(RunConfig(**SMALL), "d_model", 20)
 
