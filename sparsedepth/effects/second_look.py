@@ -37,7 +37,7 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         again = [
             judge(replace(cells, rows=part.rest)).assign(without=part.name, is_seed=part.is_seed)
             for part in _parts(cells, rows)
-            if (part.rest.loc[part.rest["value"].notna(), side] == reference).any()  # else it is another comparison
+            if part.has(side, reference)  # else it is another comparison
         ]
         looks = pd.concat([effects.iloc[:0].assign(is_seed=False), *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():
@@ -61,6 +61,10 @@ class _Part(NamedTuple):
     name: str
     is_seed: bool
     rest: pd.DataFrame
+
+    def has(self, side: str, of: object) -> bool:
+        """Whether a value of this setting or depth is left."""
+        return bool(self.rest.loc[self.rest[side] == of, "value"].notna().any())
 
 
 def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[_Part]:
