@@ -229,22 +229,22 @@ def _has_budgets(results: pd.DataFrame, settings: Settings) -> bool:
 
 def _one_budget(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Row]) -> pd.DataFrame:
     """The runs of each depth at one budget, equal in tokens or in FLOPs: that with a baseline and the most settings, of
-    these the largest. Branches of one trunk are no independent runs. `scaling` compares budgets."""
+    these of most depths, the largest. Branches of one trunk are no independent runs. `scaling` compares budgets."""
     from scipy.sparse.csgraph import connected_components
 
     others = {cell: frozenset((_changes(settings, own) | {BUDGET: None}).items()) for cell, own in records.items()}
-    kept = []
-    for _, cells in runs.drop_duplicates("cell_id").groupby("n_layers"):
-        costs = cells.reindex(columns=[BUDGET, COSTS["flops"]]).apply(pd.to_numeric, errors="coerce")
-        tokens_N, flops_N = costs.to_numpy(dtype=float).T
-        is_equal_NN = (tokens_N[:, None] == tokens_N) | (np.abs(flops_N[:, None] / flops_N - 1) <= MATCHED)
-        setting = cells["cell_id"].map(others)
-        at_budget = [
-            (frozenset({(BUDGET, None)}) in {*of}, of.nunique(), tokens_N[group_N == group].max(), [*of.index])
-            for group_N in [connected_components(is_equal_NN)[1]]
-            for group, of in setting.groupby(group_N)
-        ]
-        kept += max(at_budget)[-1]
+    cells = runs.drop_duplicates("cell_id")
+    costs = cells.reindex(columns=[BUDGET, COSTS["flops"]]).apply(pd.to_numeric, errors="coerce")
+    (tokens_N, flops_N), depth_N = costs.to_numpy(dtype=float).T, cells["n_layers"].to_numpy()
+    is_equal_NN = (tokens_N[:, None] == tokens_N) | (np.abs(flops_N[:, None] / flops_N - 1) <= MATCHED)
+    group_N = connected_components(is_equal_NN & (depth_N[:, None] == depth_N))[1]
+    best: dict[int, tuple[Any, ...]] = {}
+    for group, of in cells["cell_id"].map(others).groupby(group_N):
+        at_N = group_N == group
+        n_depths, depth = np.unique(depth_N[is_equal_NN[at_N].any(axis=0)]).size, int(depth_N[at_N][0])
+        own = frozenset({(BUDGET, None)}) in {*of}, of.nunique(), n_depths, tokens_N[at_N].max(), [*of.index]
+        best[depth] = max(best.get(depth, ()), own)
+    kept = [index for *_, indices in best.values() for index in indices]
     return runs[runs["cell_id"].isin(runs.loc[kept, "cell_id"])]
 
 

@@ -7,6 +7,7 @@ from support.budget_results import cells_of_rows, rows_of
 from support.runs_frame import config_of, runs_frame
 
 from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import depth_effects
 from sparsedepth.scaling.crossover import Crossover, crossovers as crossovers_of_cells
 from sparsedepth.words.scaling import crossover_text
 
@@ -220,3 +221,25 @@ def test_what_cannot_be_compared_is_not_known():
     assert "fewer than two seeds in common with 4 layers" in crossover_text(found)
     with pytest.raises(ValueError, match="no setting was run at two depths"):
         crossovers(rows_of(runs))
+
+
+def test_effects_compare_depths_at_a_budget_of_both_though_one_has_a_larger_one():
+    """At 4e12 FLOPs, twice the tokens of 4 layers, 8 layers lose .1 more; at the largest budget of 4 layers alone their
+    loss is lower by .5."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (2, 4))
+    budgets = [(4, 2**20, 2e12, 3.2), (4, 2**21, 4e12, 3.0), (4, 2**23, 1.6e13, 2.5), (8, 2**20, 4e12, 3.1)]
+    cells = cells_of(
+        runs_frame(
+            (
+                config_of(n_layers=depth, train_tokens=tokens, seed=seed, schedule="wsd", warmup_tokens=2**16),
+                {"val_loss": loss + noise[int(depth == 8), seed], "train_flops": flops},
+            )
+            for depth, tokens, flops, loss in budgets
+            for seed in range(4)
+        ),
+        "val_loss",
+    )
+    (effect,) = depth_effects(cells).to_dict("records")
+    assert effect["basis"] == "flops" and effect["estimate"] == pytest.approx(0.1, abs=0.02)
+    (found,) = crossovers_of_cells(cells_of(cells.runs, "val_loss", every_budget=True))
+    assert found.estimate == pytest.approx(effect["estimate"], rel=1e-6) and found.budget == 4e12
