@@ -34,6 +34,9 @@ Known = dict[str, Any]
 """Of a model: key, weights (their hash), equal_to (a name), bytes, seconds, run_id; where it failed its reason."""
 
 
+PROBE_SECONDS = 10.0
+
+
 class Ledger:
     """Raises ValueError for one that was made with other settings."""
 
@@ -95,6 +98,9 @@ def one_by_one(
     with locked(ledger.path.with_suffix(".lock")):
         done = {name for name, known in ledger.models.items() if known["key"] == keys.get(name) and not known["reason"]}
         left = [name for name in keys if name not in done]
+        if left:
+            import_module("sparsedepth.probe.hf_adapter")  # once, not in each fork
+            _compute_on_one_thread()
         for number, name in enumerate(left, start=1):
             began = time.perf_counter()
             known: Known = {"reason": None, "key": keys[name], **_own_process(partial(work, name))}
@@ -103,9 +109,21 @@ def one_by_one(
             tell(name, ledger.note(name, seconds=round(time.perf_counter() - began, 2), **known), len(left) - number)
 
 
+def _compute_on_one_thread() -> None:
+    """Where a fork would wait for ever for OpenMP's threads, as it does once this process has computed on several."""
+    import torch
+
+    probe = multiprocessing.get_context("fork").Process(target=lambda: torch.ones(2**20).exp())
+    probe.start()
+    probe.join(PROBE_SECONDS)
+    if probe.exitcode is None:
+        probe.kill()
+        torch.set_num_threads(1)
+        warnings.warn("models are measured on one thread, as this process has computed on several", stacklevel=3)
+
+
 def _own_process(work: Callable[[], Known]) -> Known:
     """What `work` returns in a fork of this process, which ends with it; a reason where it raises or is killed."""
-    import_module("sparsedepth.probe.hf_adapter")  # once, not in each fork
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_work, args=(work, theirs, os.getpid()))

@@ -239,3 +239,22 @@ def test_two_trainings_side_by_side_at_equal_tokens(run, ids, tmp_path, command)
     assert "One run each" in command("query", tmp_path / "out", "--ask", "trainings")[0]
     history = sd.plot(tmp_path / "out", figure="history").drawings["history"].data
     assert {*history["setting"]} == {"baseline, a", "baseline, b"} and set(history["n_seeds"]) == {1}
+
+
+@pytest.mark.slow
+def test_a_program_that_has_computed_on_several_threads_does_not_wait_for_ever():
+    """A fork lacks OpenMP's threads, and waits for them in its first computation on several."""
+    computes = "(torch.ones(2**22).exp().sum(), torch.get_num_threads())[1]"
+    script = f"""if True:
+        import torch
+        from sparsedepth.run import one_by_one
+        one_by_one.PROBE_SECONDS = 3
+        for _ in range(2):
+            one_by_one._compute_on_one_thread()
+            print(one_by_one._own_process(lambda: {{"threads": {computes}}})["threads"])
+            torch.set_num_threads(2)
+            {computes}
+    """
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "2"})  # fmt: skip
+    assert told.stdout.split() == ["2", "1"] and "on one thread, as this process has computed on several" in told.stderr
