@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from sparsedepth.effects.curve import Rows, Values, curves_of, distinct
 from sparsedepth.effects.noise import Noise, noise_of
@@ -151,6 +150,8 @@ def _information(
 
 def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
     """Numbers of cells, equal where a chain of common seeds connects them."""
+    from scipy.sparse.csgraph import connected_components  # slow to import
+
     has_CS = np.zeros((n_cells, seed_N.max() + 1), dtype=bool)
     has_CS[cell_N, seed_N] = True
     return connected_components(has_CS @ has_CS.T)[1]

@@ -100,7 +100,7 @@ def variance(store: Store) -> Drawing:
     training = store.frame(
         "select run_id, 'training' as metric, step * batch_tokens as x, value from layers join runs using (run_id) "
         f"where metric = '{VARIANCE}' and value > 0 and layer = n_layers "
-        "qualify max(step) over (partition by run_id) > 0 order by run_id, step"
+        "qualify count(*) over (partition by run_id) > 1 order by run_id, step"
     )
     return _layer_lines(store, (VARIANCE,), training)
 

@@ -52,7 +52,7 @@ each has a panel, with the first one and the others in the background."""
 MOST_BARS = 8
 """Points of a line whose intervals are bars."""
 MOST_LAYERS = 16
-"""Above, lines of more than two settings by layer are a heat map."""
+"""Above, lines by layer of which more than two cross are a heat map."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +163,13 @@ def draw_facets(
 def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterator[tuple[Panel, Sequence[str]]]:
     """The panels of a kind, each with its own settings (none: all), of those `named` that need not be together."""
     first, *others = [name for name in named if (rows["setting"] == name).any()] or [""]
-    if kind.x == "whole" and len(others) > 1 and rows["x"].max() > MOST_LAYERS:
-        yield replace(kind, form="map"), (first, *others)
-        return
     has_bands = kind.x == "tokens" and rows["x"].nunique() > MOST_BARS
     most = MOST_LINES if kind.x in ("depth", "log") else MOST_BANDS if has_bands else math.inf
     means = rows.pivot(index="x", columns="setting", values="mean").interpolate("index", limit_area="inside")
     n_crossing = (means.dropna().rank(axis=1).nunique() > 1).sum()
+    if kind.x == "whole" and n_crossing > MOST_BANDS and rows["x"].max() > MOST_LAYERS:
+        yield replace(kind, form="map"), (first, *others)
+        return
     if n_crossing <= most or 0 < paper_width() < 5:  # in a column of a paper they would fill pages
         yield kind, ()
         return
@@ -209,13 +209,15 @@ def draw_panel(
     has_bars = rows["x"].nunique() <= MOST_BARS or len(own) > MOST_LINES or (rows["lo"] <= 0).any()
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
     for i, name in enumerate(settings):
-        line = shown[shown["setting"] == name]
         if name in own:
-            _draw_line(axis, line, styles[name], has_bars, 5 - 0.1 * i)
-        else:
-            axis.plot(line["x"], line["mean"], color=MISSING, linewidth=0.8, zorder=1)
-            axis.plot(line["x"], line[["lo", "hi"]], linewidth=0)  # one range with the others
+            _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
     is_own = rows["setting"].isin(own)
+    if not is_own.all():
+        others = shown[~is_own].sort_values("setting", kind="stable")
+        starts = np.flatnonzero(others["setting"].ne(others["setting"].shift()))[1:]
+        lines = np.insert(others[["x", "mean"]].to_numpy(float), starts, np.nan, axis=0)
+        axis.plot(*lines.T, color=MISSING, linewidth=0.8, zorder=1)
+        axis.update_datalim([*others[["x", "lo"]].to_numpy(float), *others[["x", "hi"]].to_numpy(float)])  # one range
     axis.marks = _marks(kind, rows[is_own], shown.loc[is_own, "x"], rows.loc[is_own, "mean"])
     is_cut = _set_range(axis, kind, rows)
     if kind.decorate:

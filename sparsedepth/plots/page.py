@@ -107,7 +107,8 @@ def legend_above(page: Figure, handles: Sequence[Any], n_columns: int = 4, **opt
     inches = float(page.get_size_inches()[0])
     room = inches if paper_width() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    width = 0.6 + 0.075 * longest  # inches of a handle with the space around it, and of a character, at most
+    spaces = 2.0 + options.get("handletextpad", 0.8) + options.get("columnspacing", 2.0)  # with the handle
+    width = 0.125 * spaces + 0.075 * longest  # inches, of a character at most
     n_columns = min(n_columns, len(handles), max(1, int((room + 0.15) / width)))  # no space behind the last
     page.legend(handles=handles, ncols=n_columns, loc="upper left", bbox_to_anchor=(0, 1), **options)
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support import report_pages
 from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
-from sparsedepth.plots.by_setting import by_depth, by_setting
+from sparsedepth.plots.by_setting import by_depth, by_setting, variance
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.runs import cells_of_store, compared_runs
@@ -174,3 +175,10 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
     with open_store(tmp_path / "one") as store, pytest.raises(NothingToDraw, match=r"^Degenerate, .* causal_effect \("):
         FIGURES["scores"].drawing(store)  # it is measured
     assert to_measure(("causal_effect", "permutation_effect")) == "add to measures: causal or permutation"
+
+
+def test_a_course_of_one_step_is_none(tmp_path):
+    """A panel of single points would show nothing during training."""
+    (folder,) = report_pages.grid(tmp_path / "results")
+    with open_store(folder) as store:
+        assert {*variance(store).data["metric"]} == {"residual_variance"}

@@ -58,7 +58,8 @@ def search_of_one_objective(folder: Path) -> list[Path]:
 
 def single_run(folder: Path) -> list[Path]:
     layers = [
-        {"step": 5, "layer": layer, "metric": metric, "value": value * layer, "n": 10}
+        {"step": step, "layer": layer, "metric": metric, "value": value * layer, "n": 10}
+        for step in (1, 5)
         for layer in range(1, 7)
         for metric, value in (("residual_variance", 2.0), ("affine_loss_increase", 0.01))
     ]
