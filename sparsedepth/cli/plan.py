@@ -1,6 +1,5 @@
 """`sparsedepth plan`: what a sweep costs, and which effects it can detect."""
 
-import re
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -223,6 +222,7 @@ def _of_ladder(plan: "Plan", pilot: Path | None) -> DetectableEffects | None:
         return None
     from sparsedepth.effects.power import planned_cells
     from sparsedepth.recipe.judge import judge
+    from sparsedepth.recipe.judge_table import is_flops
     from sparsedepth.scaling.ladder_power import ladder_pilot, ladder_power, pilot_of_laws, planned_ladder
     from sparsedepth.store.connection import open_store
 
@@ -232,7 +232,7 @@ def _of_ladder(plan: "Plan", pilot: Path | None) -> DetectableEffects | None:
         return found if ladder else None
     if pilot.is_file():
         judged = judge(pilot)
-        if judged.ladder is None or not re.search("flop|compute", judged.columns["budget"].lower()):
+        if judged.ladder is None or not is_flops(judged.columns):
             told = f"--pilot {pilot} is no ladder: one run of each variant at three budgets or more, in FLOPs"
             raise ValueError(f"{told}; `judge {pilot}` says what it is")
         noise = pilot_of_laws([*judged.ladder.laws.values()])

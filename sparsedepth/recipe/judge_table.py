@@ -14,7 +14,7 @@ import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.table_file import Table, by_value, not_missing, number_of, open_table, quoted, read_texts
+from sparsedepth.store.table_file import Table, by_value, number_of, open_table, quoted, read_texts
 from sparsedepth.words.plain_text import did_you_mean
 
 NAMES = {
@@ -73,7 +73,7 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     if re.search(r"(?<![a-z])(acc(uracy)?|score|exact_match|f1)(?![a-z0-9])", found["loss"].lower()):
         told = f"column {found['loss']!r} is better when higher, and a loss is better when lower"
         raise ValueError(f"{told}; add a column 'error' with 1 minus it, and give --column loss=error")
-    if "tokens" not in given and not ({"size", "budget"} <= {*found} and _is_flops(found)):
+    if "tokens" not in given and not ({"size", "budget"} <= {*found} and is_flops(found)):
         found.pop("tokens", None)  # it is compared with FLOPs and size
     return {name: found[name] for name in NAMES if name in found}
 
@@ -85,7 +85,7 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns
     with open_table(texts) as table:
         runs, notes = _rows(path, table, names), table.notes
     _check_one_lr(runs, path, names.pop("lr", ""))
-    notes = [*notes, *(_against_size(runs, path) if _is_flops(names) else ())]
+    notes = [*notes, *(_against_size(runs, path) if is_flops(names) else ())]
     is_ladder = _is_ladder(runs, path, has_runs="seed" in names)
     if not is_ladder:
         names = {kind: name for kind, name in names.items() if kind in given or kind not in ("size", "tokens")}
@@ -111,9 +111,9 @@ def check_variant(name: str, names: Sequence[str], beside: str = "") -> None:
 def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     """A row per run, in order, its variant and seed by value. Raises ValueError for what is no number, or missing."""
     for column in (names[kind] for kind in NUMBERS if kind in names):
-        wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
-        if rows := table.rows(quoted(column), "texts", wrong):
-            empty = "; leave it empty of a run that diverged" if column == names["loss"] else ""
+        is_loss = column == names["loss"]
+        if rows := table.no_numbers(column, is_loss):
+            empty = "; leave it empty of a run that diverged" * is_loss
             told = f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed"
             raise ValueError(f"{told}, without unit and separators{empty}")
     sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
@@ -162,7 +162,8 @@ def _check_one_lr(runs: pd.DataFrame, path: Path, column: str) -> None:
         raise ValueError(f"{told}; {fix}")
 
 
-def _is_flops(names: Mapping[str, str]) -> bool:
+def is_flops(names: Mapping[str, str]) -> bool:
+    """Whether budgets are FLOPs, by the name of their column."""
     return bool(re.search("flop|compute", names.get("budget", "").lower()))
 
 
@@ -185,7 +186,7 @@ def _against_size(runs: pd.DataFrame, path: Path) -> Iterator[str]:
 
 def _one_budget(runs: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """The runs with FLOPs within 1% as one budget, unless these are points of one run."""
-    if not _is_flops(names):
+    if not is_flops(names):
         return runs
     merged = runs.assign(budget=budget_of(runs["budget"]))
     return runs if merged.duplicated(RUN).any() else merged

@@ -31,7 +31,6 @@ from sparsedepth.store.table_file import (
     Texts,
     by_value,
     not_missing,
-    number_of,
     open_table,
     quoted,
     read_texts,
@@ -182,7 +181,7 @@ def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Va
     if entry.values is not None or type in READ_TYPES:
         raw = _read(table, name, entry, expression)
     else:
-        raw = _computed(table, entry, expression)
+        raw = _computed(table, entry, expression, name not in SETTABLE)
         if wrong := _wrong(raw, lambda value: not math.isfinite(value)):
             raise ValueError(f"{entry.of!r} is {wrong}: no finite number; change `of`")
     typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
@@ -208,11 +207,10 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
 
 
-def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:
+def _computed(table: Table, entry: Entry, expression: Expression, is_result: bool) -> _Values:
     """The numbers that an expression has; NULL where one of its columns is missing. Raises ValueError."""
     for name in sorted(expression.columns):
-        is_other = f"{not_missing(name)} IS NOT NULL AND {number_of(name)} IS NULL"
-        if wrong := _wrong(dict(table.rows(quoted(name), "texts", is_other)), lambda _: True):
+        if wrong := _wrong(dict(table.no_numbers(name, is_result)), lambda _: True):
             needed = "a number is needed, without unit and separators"
             raise ValueError(f"column {name!r} is {wrong}: {needed}; edit the table, or change `of`")
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):

@@ -154,6 +154,12 @@ class Table:
         """The number of each row of a view, in order, and `sql` of it. Raises ValueError, one line."""
         return self._answer(f"SELECT {ROW}, {sql} FROM {view} WHERE {where} ORDER BY {ROW}")
 
+    def no_numbers(self, name: str, is_result: bool) -> list[tuple[int, str]]:
+        """Numbers of rows whose value in a column is no finite number, and the value. As a result of a run an infinite
+        one is missing: the run diverged."""
+        number = f"TRY_CAST({quoted(name)} AS DOUBLE)" if is_result else number_of(name)
+        return self.rows(quoted(name), "texts", f"{not_missing(name)} IS NOT NULL AND {number} IS NULL")
+
     def keep(self, condition: str) -> None:
         """Leave out the rows that do not meet a condition over `mixed`. Raises ValueError, one line."""
         if (type := self.type_of(condition, "mixed")) != "BOOLEAN":
@@ -230,13 +236,21 @@ def _names(connection: duckdb.DuckDBPyConnection, content: bytes, file: str, suf
         return metadata.schema.to_arrow_schema().names
     if suffix in _DELIMITERS:
         return next(csv.reader(io.StringIO(content.decode(), newline=""), delimiter=_DELIMITERS[suffix]), [])
+    is_list, text = suffix == ".json", content.strip()
+    needed = (
+        "a list of objects, one per run; objects on lines of their own are a .jsonl"
+        if is_list
+        else "an object on each line, one per run"
+    )
+    if is_list and not (text.startswith(b"[") and text.endswith(b"]")):  # DuckDB reads a list that is cut off
+        raise ValueError(f"it must be {needed}")
     connection.execute(f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [file])
     n_rows, names = 0, dict[str, None]()
     while (row := connection.fetchone()) and len(names) <= MAX_COLUMNS:
         n_rows += 1
         type, keys = row
         if type != "OBJECT":
-            raise ValueError("it must be a list of objects, one per run")
+            raise ValueError(f"it must be {needed}")
         if twice := [key for key, n in Counter(keys).items() if n > 1]:
             line = "line" if suffix == ".jsonl" else "row"
             raise ValueError(f"key {twice[0]!r} is twice in {line} {n_rows}; rename one")

@@ -133,10 +133,11 @@ def test_flops_within_a_percent_are_one_budget_and_tokens_are_not(tmp_path):
     assert row["budget"] == 1.001e17 and row["seeds"] == 3, "points of one run stay apart"
 
 
-def test_a_variant_whose_runs_all_diverged(tmp_path):
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_variant_whose_runs_all_diverged(tmp_path, loss):
     path = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0])
     frame = pd.read_csv(path)
-    frame.loc[frame["name"] == "v2", "val_loss"] = np.nan
+    frame.loc[frame["name"] == "v2", "val_loss"] = loss
     frame.to_csv(path, index=False)
     rows = {row["variant"]: row for row in judge(path).table.records()}
     assert rows["v1"]["verdict"] == "better"

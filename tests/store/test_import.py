@@ -150,6 +150,10 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
     with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_out"):
         take_in(tmp_path / "two", rows)
     assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
+    for infinite in ("inf", "Infinity", "1e999"):  # of a run that diverged, as `judge` takes it
+        rows = (*ROWS, f"c,8,8,0.001,10,400,A,{infinite},")
+        with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_o"):
+            take_in(tmp_path / "two", rows)
 
 
 def test_na_is_a_missing_number_and_a_text(tmp_path):
@@ -338,6 +342,8 @@ def test_tables_that_are_none(tmp_path):
         with pytest.raises(ValueError, match=told):
             take_in(tmp_path, (), header=header)
     (tmp_path / "runs.json").write_text('{"a": [1]}')
+    (tmp_path / "cut.json").write_text('[{"a": 1}, {"a": 2},')
+    (tmp_path / "list.jsonl").write_text('[{"a": 1}]')
     (tmp_path / "runs.jsonl").write_text('{"a": 1}\n\nhello\n')
     (tmp_path / "long.csv").write_text(f"{HEADER}\n{ROWS[0]},1\n")
     (tmp_path / "empty.yaml").write_text("")
@@ -346,7 +352,9 @@ def test_tables_that_are_none(tmp_path):
     for name, told in (
         ("runs.jsonl", "Malformed JSON .* in line 3"),
         ("long.csv", "Expected Number of Columns: 9 Found: 10"),
-        ("runs.json", "top-level JSON array"),
+        ("runs.json", "it must be a list of objects, one per run; objects on lines of their own are a .jsonl"),
+        ("cut.json", "it must be a list of objects"),
+        ("list.jsonl", "it must be an object on each line, one per run"),
         ("none.csv", "does not exist"),
     ):
         with pytest.raises(ValueError, match=told):
