@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from sparsedepth.plots.facets import Panel, lines_drawing
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
-from sparsedepth.plots.runs import all_runs, shown_settings, trained_runs
+from sparsedepth.plots.runs import all_runs, short_names, shown_settings, trained_runs
 from sparsedepth.plots.style import GREY, MARKERS, SERIES
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import Store
@@ -26,8 +26,8 @@ MOST = 5
 """Models of a panel."""
 REMOVED = r"""
 select * from (
-    select concat_ws(', ', task, metric, nullif(filter, 'none')) as panel, run_id, regexp_extract(model, '[^/]+/?$') as
-        model, without::int as x, value as mean, lo, hi
+    select concat_ws(', ', task, metric, nullif(filter, 'none')) as panel, run_id, model, without::int as x, value as
+        mean, lo, hi
     from evals where metric like '%\_lost' escape '\' and regexp_full_match(without, '\d+')
     union all
     select 'skip_loss_increase', run_id, null, layer, value, null, null
@@ -55,7 +55,7 @@ def removal(store: Store) -> Drawing:
         trained_runs(store)  # where none is complete, that is why
         raise NothingToDraw("no task was scored without single layers; sparsedepth evaluate --tasks NAME --without all")
     setting = all_runs(store).set_index("run_id")["setting"]
-    rows["setting"] = (rows["run_id"].map(setting) + ", " + rows["run_id"]).fillna(rows["model"])
+    rows["setting"] = (rows["run_id"].map(setting) + ", " + rows["run_id"]).fillna(short_names(rows["model"]))
     rows = rows[rows["setting"].isin(shown_settings(rows["setting"], MOST))].assign(n_seeds=1)
     kinds = [
         Panel(key=key, title=escaped(key), x_label="layer left out", y_label="lost without the layer")
@@ -74,9 +74,9 @@ def _page(rows: pd.DataFrame, needed: str, n_without: int) -> Figure:
         colour, marker = looks[row["family"] or "?"]
         look = {"color": colour, "markerfacecolor": colour if row["weights_dtype"] == "float32" else "white"}
         axis.errorbar(row["n_layers"], row[needed], [[end] for end in ends], fmt=marker, linewidth=1, **look)
+    rows = rows.assign(name=short_names(rows["model"]))
     for place, at_one in rows.groupby(["n_layers", needed]) if len(rows) <= MOST_NAMES else ():
-        names = ", ".join(at_one["model"].str.rstrip("/").str.rpartition("/")[2])
-        axis.annotate(escaped(names), place, xytext=(5, 3), textcoords="offset points", fontsize=7)
+        axis.annotate(escaped(", ".join(at_one["name"])), place, xytext=(5, 3), textcoords="offset points", fontsize=7)
     most = 1.05 * rows["n_layers"].max()
     axis.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
     axis.set(xlabel="layers", ylabel=axis_label(needed), xlim=(0, most), ylim=(-0.02 * most, most))

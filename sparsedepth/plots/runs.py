@@ -111,8 +111,14 @@ def measured_models(store: Store) -> pd.DataFrame | None:
     runs = all_runs(store)
     if runs.empty or runs["model"].isna().any():
         return None
-    names = runs["model"].map(lambda name: name.rstrip("/").rpartition("/")[2])
+    names = short_names(runs["model"])
     return runs.assign(name=names, setting=BASELINE)[names.isin(names.unique()[:MOST_MODELS])]
+
+
+def short_names(models: pd.Series) -> pd.Series:
+    """The last part of each path; all of it where two models share that."""
+    last = models.str.rstrip("/").str.rpartition("/")[2]
+    return last.where(models.groupby(last).transform("nunique") < 2, models)
 
 
 @once_per_store

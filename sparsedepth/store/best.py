@@ -247,7 +247,8 @@ def _table(
     rows = []
     for cell in shown:
         mean, lo, hi = mean_interval(cell.values)
-        applies = (cell is baseline, cell.is_on_front, cell.is_incomplete, mean is None)
+        is_baseline = cell is baseline and not cell.model  # of models it is what their sizes are relative to
+        applies = (is_baseline, cell.is_on_front, cell.is_incomplete, mean is None)
         rows.append(
             {
                 **vars(cell),

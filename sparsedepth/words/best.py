@@ -40,7 +40,7 @@ def heading(ranking: "Ranking") -> str:
         )
     depths = " of all depths (--depth N for one)" if "n_layers" in columns and not search else ""
     n_shown = len(ranking.table.rows)
-    more = f" (top {ranking.top} and the {'front' if search else 'baseline'})"
+    more = f" (top {ranking.top} and {'the front' if search else ranking.differences.baseline.model or 'the baseline'})"
     part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
         search_text(search) if search else "",

@@ -24,7 +24,10 @@ def setting_label(settings: "Settings", knobs: Row) -> str:
 
 
 def baseline_text(settings: "Settings") -> str:
-    """'baseline: n_kv_heads=2, depth_scale=none', its values of the fields that labels name; empty without any."""
+    """'baseline: n_kv_heads=2, depth_scale=none', its values of the fields that labels name; empty without any, and of
+    models that were only measured."""
+    if settings.baseline.model:
+        return ""
     known = {name: settings.baseline.knobs[name] for name in settings.label_fields if name != settings.budget}
     values = ", ".join(assignment(name, value) for name, value in known.items() if value is not None)
     return f"baseline: {values}" if values else ""
@@ -52,7 +55,7 @@ def cost_text(settings: "Settings", columns: Container[str]) -> str:
     shown = {name: value for column, (name, value) in costs.items() if column in columns and value}
     depth = f" with {baseline.knobs['n_layers']} layers" if "n_layers" in settings.varying else ""
     references = ", ".join(map(readable, shown.values()))
-    return f"{', '.join(shown)}: relative to the baseline{depth} ({references})" if shown else ""
+    return f"{', '.join(shown)}: relative to {baseline.model or 'the baseline'}{depth} ({references})" if shown else ""
 
 
 def pending_text(progress: "Progress | None") -> str:

@@ -1,5 +1,6 @@
 """Records of measured models: whole or absent, and in one table with trained runs."""
 
+import dataclasses
 import math
 import os
 import shutil
@@ -13,6 +14,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.plots.models import models
+from sparsedepth.plots.runs import measured_models
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import run_record
 from sparsedepth.store.best import best
@@ -75,6 +77,24 @@ def test_needed_layers_of_two_tokenizers_are_compared_at_an_equal_rise(tmp_path)
     assert {row["needed_equal_rise_lo"] for row in rows.values()} == {None}, "of old records"
     assert {row["needed_layers"] for row in rows.values()} == {3.0}
     assert "more than 0.01 nat/byte" in found.query.explains
+
+
+def test_models_of_one_last_name_stay_apart_and_none_is_a_baseline(tmp_path):
+    sizes = {"params_total": 5}
+    for name, layers in (("me/tiny", 2), ("you/tiny", 3), ("you/large", 2)):
+        model = QWEN.model_copy(update={"model": name, "n_layers": layers, "weights_hash": name})
+        summary = {"val_loss": 2.0 + layers / 10, "needed_layers": 2.0, **sizes}
+        place = tmp_path / "models" / name.replace("/", "-")
+        save_measured(place, model, summary, MANIFEST, {"layers": profile(1.0), "pairs": []})
+        sizes = {"params_total": 10}
+    with open_store(tmp_path) as store:
+        assert sorted(measured_models(store)["name"]) == ["large", "me/tiny", "you/tiny"]
+        texts = {text.get_text() for text in models(store).page().axes[0].texts}
+        ranking = best(store)
+    assert texts == {"me/tiny, large", "you/tiny"} or texts == {"large, me/tiny", "you/tiny"}
+    assert "baseline" not in answer(ranking) and "params: relative to you/large with 2 layers (10" in answer(ranking)
+    assert not any("note" in row and row["note"] for row in ranking.table.records())
+    assert "(top 1 and you/large)" in answer(dataclasses.replace(ranking, top=1, n_cells=4))
 
 
 def test_what_is_written_is_read(tmp_path):
