@@ -35,13 +35,12 @@ from sparsedepth.plots.runs import (
 )
 from sparsedepth.plots.style import GREY, Style, depth_colours, setting_styles
 from sparsedepth.quantities import BY_LAYER, PROFILED
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import WATCHED, Named
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, SMALL_LOSS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET
-from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
 from sparsedepth.words.captions import by_layer_caption, by_setting_caption, rates_caption, rates_marked, to_measure
 from sparsedepth.words.degeneracy import layer_metrics_caption, main_reason

@@ -13,11 +13,11 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import only_tuning, read_settings
-from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, result_rows, without_measured_models
 from sparsedepth.words.differences import only_tuning_text, setting_label
 

@@ -31,6 +31,8 @@ carry_regret source
 """
 """Columns of the store that no measure makes: fields of a run, and facts, defined in parts that import this one. A
 quantity has none of these names; a test compares them with the store's."""
+WATCHED = "watched"
+"""The origin of points of a training that `watch` measured in somebody's own loop; their cluster is its name."""
 Scale = Literal["linear", "log", "symlog"]
 """symlog: logarithmic away from 0, for relative loss increases, which span decades and may be negative."""
 Stage = Literal["", "sparsity", "variance", "effectiveness", "loss"]

@@ -17,6 +17,7 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.depths import budget_of
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.scaling.aspect import AspectLaw, Best, Doubling, aspect_law
 from sparsedepth.scaling.points import SIZE_FIELDS
 from sparsedepth.store.connection import Store
@@ -78,7 +79,7 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
         "SELECT cell_id, n_layers, d_model, tokens_trained AS tokens, lr, batch_tokens, val_loss AS loss, train_flops "
         "IS NOT NULL AS is_counted, coalesce(train_flops, 6.0 * coalesce(params_active, params_total) * "
         f"tokens_trained) AS flops, md5(CAST((n_heads / n_kv_heads, {', '.join(others)}) AS VARCHAR)) AS setting "
-        "FROM runs WHERE outcome = 'ok' AND val_loss IS NOT NULL AND origin IS DISTINCT FROM 'watched' AND "
+        f"FROM runs WHERE outcome = 'ok' AND val_loss IS NOT NULL AND origin IS DISTINCT FROM '{WATCHED}' AND "
         f"{IS_CHOSEN if tuned - {*GRIDS} else 'true'} ORDER BY run_id"
     )
     runs = runs.dropna(subset=["n_layers", "d_model", "tokens", "flops", "loss"])

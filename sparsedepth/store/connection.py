@@ -24,7 +24,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities import IN_RUNS, TASK_SCORE
 from sparsedepth.quantities.measured import MEASURES
-from sparsedepth.quantities.quantity import Named, Table
+from sparsedepth.quantities.quantity import WATCHED, Named, Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
@@ -36,7 +36,6 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, view_schema
-from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import IS_TRAINED, earlier_points, read_tuning, tuning_columns
 from sparsedepth.words.plain_text import database_line, utf8, visible
 from sparsedepth.words.runs import damage_text

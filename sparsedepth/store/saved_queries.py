@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sparsedepth.quantities.measured import EQUAL_RISE
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -19,7 +20,6 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Progress, Settings, only_tuning, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
-from sparsedepth.store.subject import WATCHED
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
 from sparsedepth.words.plain_text import did_you_mean
 

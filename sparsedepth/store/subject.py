@@ -51,10 +51,6 @@ class MeasuredModel(MeasureOnlyConfig):
         return digest(self.model_dump(mode="json"))
 
 
-WATCHED = "watched"
-"""The origin of points of a training that `watch` measured in somebody's own loop; their cluster is its name."""
-
-
 class ImportedRun(Section):
     """imported.json: a strict, frozen record."""
 

@@ -16,12 +16,12 @@ from sparsedepth.config.load import build
 from sparsedepth.files import write_json
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.probe.folder import read_json
-from sparsedepth.quantities.quantity import Named, Table
+from sparsedepth.quantities.quantity import WATCHED, Named, Table
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS, run_folder, save_imported
-from sparsedepth.store.subject import WATCHED, ImportedRun
+from sparsedepth.store.subject import ImportedRun
 from sparsedepth.words.values import assignment
 
 NAME = re.compile(r"[\w.-]{1,100}")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, quantity_of_map
-from sparsedepth.quantities.quantity import Row
+from sparsedepth.quantities.quantity import WATCHED, Row
 from sparsedepth.words.plain_text import counted, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
@@ -281,7 +281,7 @@ def profile_title(profile: "LayerProfile", degenerate: Collection[str]) -> str:
     run = profile.run
     model = profile.run.get("model")
     facts = [escaped(model) if isinstance(model, str) else f"run {run['run_id']}", f"{profile.n_layers} layers"]
-    if run.get("origin") == "watched":
+    if run.get("origin") == WATCHED:
         facts.append(f"step {run['steps']:.0f}")
     for name, unit in FACTS.items():
         value = run.get(name)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import IN_RUNS
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.words.plain_text import counted, visible
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def import_note(imported: "Imported | None") -> str:
     if imported is None:
         return ""
     origins = ", ".join(sorted(imported.origins))
-    made = "of a loop elsewhere" if origins == "watched" else f"imported from {origins}"
+    made = "of a loop elsewhere" if origins == WATCHED else f"imported from {origins}"
     verb = "is" if imported.n_runs == 1 else "are"
     return f"{counted(imported.n_runs, 'run')} {verb} {made}, with {unknown_text(imported.unknown)}"
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import LayerMetrics
 from sparsedepth.store.setting import Progress
-from sparsedepth.store.subject import WATCHED, Imported
+from sparsedepth.store.subject import Imported
 from sparsedepth.words.degeneracy import layer_metrics_caption
 from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.runs import damage_text, import_note, layers_hint, search_text, version_text
