@@ -10,7 +10,7 @@ import re
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, product
@@ -24,7 +24,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities import IN_RUNS, TASK_SCORE
 from sparsedepth.quantities.measured import MEASURES
-from sparsedepth.quantities.quantity import WATCHED, Named, Table
+from sparsedepth.quantities.quantity import WATCHED, Named, Row, Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
@@ -73,6 +73,8 @@ class Store(AbstractContextManager["Store"]):
     """The folders it was opened with."""
     damaged: tuple[DamagedRun, ...]
     """Damaged runs, which were left out."""
+    _earlier: Mapping[str, Named]
+    """run_id -> its role, of points of watched trainings that are not compared."""
 
     def __post_init__(self) -> None:
         self.close = weakref.finalize(self, self._connection.close)
@@ -164,11 +166,7 @@ class Store(AbstractContextManager["Store"]):
             sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
             runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
             columns |= tuning_columns(tuning, [cells[run["cell_id"]] | run for run in runs])
-        columns |= earlier_points(
-            self.sql(
-                f"SELECT run_id, cluster, n_layers, steps, tokens_trained FROM runs WHERE origin = '{WATCHED}'"
-            ).records()
-        )
+        columns |= self._earlier
         if columns:
             schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
             self._connection.register("tuning", rows_table([*columns.values()], schema))
@@ -211,15 +209,17 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     folders = defaultdict[Path, set[str]](set)
     for run in chain.from_iterable(part.runs for part in parts):
         folders[run.folder.parent].add(run.run_id)
-    store = Store(connection, cached, folders, time_limit, tuple(roots), tuple(damaged or ()))
+    store = Store(connection, cached, folders, time_limit, tuple(roots), tuple(damaged or ()), {})
     if damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     if len({folder.parent for folder in folders}) > 1:
         _warn_of_other_texts(store)
-    _warn_of_other_tokens(store)
-    _warn_of_plugins(store)
+    marked = store.sql(_MARKED).records()
+    _warn_of_other_tokens(row for row in marked if row["model"] is not None)
+    _warn_of_plugins(row["plugins"] for row in marked)
+    store._earlier = earlier_points([row for row in marked if row["origin"] == WATCHED])
     return store
 
 
@@ -266,6 +266,11 @@ def _make_views(
 
 # What makes losses incomparable: `data_hash` in the manifest is the hash of the tokens.
 
+_MARKED = f"""
+SELECT run_id, folder, cluster, n_layers, steps, tokens_trained, model, plugins, origin
+FROM every_run WHERE model IS NOT NULL OR plugins IS NOT NULL OR origin = '{WATCHED}'
+"""
+"""Runs that a look at the store has to tell of; one statement, since each takes 15 ms to bind the columns."""
 _DATA_FIELDS = fields_where(RunConfig, lambda role: role.kind == "data")
 _ONE_RUN_PER_TEXT = f"""
 SELECT corpus, min(folder), regexp_replace(folder, '/[^/]*/[^/]*$', ''), {", ".join(_DATA_FIELDS)},
@@ -290,11 +295,10 @@ def _warn_of_other_texts(store: Store) -> None:
             )
 
 
-def _warn_of_other_tokens(store: Store) -> None:
+def _warn_of_other_tokens(models: Iterable[Row]) -> None:
     """Warn of models that were measured on different tokens; their facts do not name these."""
-    models = store.sql("SELECT folder, model FROM every_run WHERE model IS NOT NULL").rows
     by_hash: dict[str | None, str] = {}
-    for folder, model in sorted((Path(folder), model) for folder, model in models):
+    for folder, model in sorted((Path(row["folder"]), row["model"]) for row in models):
         by_hash.setdefault(_data_hash(folder), f"{model} ({folder})")
     by_hash.pop(None, None)
     if len(by_hash) > 1:
@@ -305,10 +309,9 @@ def _warn_of_other_tokens(store: Store) -> None:
         )
 
 
-def _warn_of_plugins(store: Store) -> None:
+def _warn_of_plugins(made: Iterable[str | None]) -> None:
     """Warn of measures of plugins that are not loaded here, or whose code is not the same in all runs."""
-    made = store.sql("SELECT plugins FROM every_run WHERE plugins IS NOT NULL").rows
-    for measure, by in plugins_of(text for (text,) in made).items():
+    for measure, by in plugins_of(made).items():
         files, codes = (sorted({*part}) for part in zip(*by, strict=True))
         if measure not in {each.name for each in MEASURES}:
             told = f"{measure} was measured by a plugin that is not loaded; name its file: --plugin {files[0]}"

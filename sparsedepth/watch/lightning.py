@@ -23,10 +23,12 @@ class _Watching:
     """`Trainer(callbacks=[sparsedepth.LightningCallback(tokens, model="model", every=..., ...)])`: the keywords of
     `watch`, and `model`, the dotted path of the model in the LightningModule ('' for itself)."""
 
+    watch: Watch
+    """from the start of the training on"""
+
     def __init__(self, tokens: Any, *, model: str = "model", **options: Any):
         super().__init__()
         self.tokens, self.path, self.options = tokens, model, options
-        self.watch: Watch | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         module = original(pl_module)
@@ -38,13 +40,11 @@ class _Watching:
         self.watch = watch(module, self.tokens, **self.options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.watch is not None:
-            self.watch(trainer.global_step)
+        self.watch(trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.watch is not None:
-            self.watch(trainer.global_step, now=True)
-            self.watch.close()
+        self.watch(trainer.global_step, now=True)
+        self.watch.close()
 
 
 @functools.cache
