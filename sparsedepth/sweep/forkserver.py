@@ -36,6 +36,11 @@ START_SECONDS = 300.0
 """Time limit for the forkserver's imports, on a slow disk, after which it is considered hung."""
 
 
+CHECKPOINT_SECONDS = "90"
+"""After SIGTERM torchrun kills its processes, by default after 30 s: in the middle of a step, or of a large model's
+checkpoint. Below the silence after which a worker kills it, and Slurm's warning."""
+
+
 class ServerDied(Exception):
     """The forkserver died, or hung and was killed, before it started the run."""
 
@@ -201,6 +206,7 @@ def _run(arguments: list[str], log: str, processes: int, nodes: int, gpus: str, 
     if processes * nodes > 1:
         if nodes == 1:
             os.environ[PARENT] = str(os.getpid())
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", CHECKPOINT_SECONDS)
         command = [*launcher(Path(log).parent.name, processes, nodes), "-m", EXECUTE, *arguments]
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the forkserver's pipes, whose closing signals a death
         os.execvp(command[0], command)

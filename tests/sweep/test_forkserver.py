@@ -13,6 +13,7 @@ from support import forked_commands, tiny_sweep
 from support.sweep_processes import OF, processes, until
 from support.tiny_sweep import run_config
 
+from sparsedepth.run import execute, lease
 from sparsedepth.run.process import INTERRUPTED, PARENT, USER_ERROR
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
@@ -156,6 +157,24 @@ def test_a_process_of_torchrun_whose_launcher_died_before_it_could_ask_ends_at_o
     environment = {**tiny_sweep.ENVIRONMENT, PARENT: str(dead.pid)}
     assert forked_commands.call(arguments, environment, timeout=60, program=str(program))[0] == INTERRUPTED
     assert scratch.progress() is None
+
+
+def test_torchrun_gives_its_processes_the_time_for_a_checkpoint(tmp_path, monkeypatch):
+    """As a run that is told to stop: longer than torchrun's 30 s, shorter than until the worker kills it as silent."""
+    told = []
+    with monkeypatch.context() as patch:
+        patch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+        patch.setattr(forkserver, "end_with_parent", lambda parent: None)
+        patch.setattr(forkserver, "name_process", lambda name: None)
+        for name in ("setsid", "dup2", "closerange"):
+            patch.setattr(os, name, lambda *given: None)
+        patch.setattr(os, "execvp", lambda program, command: told.append({**os.environ}))  # would not return
+        patch.setattr(execute, "main", lambda arguments: 0)
+        patch.setattr(os, "environ", {**os.environ})
+        patch.setattr(sys, "argv", sys.argv)
+        with pytest.raises(SystemExit):
+            forkserver._run([], str(tmp_path / "log.txt"), 2, 1, "", None)
+    assert 30 < int(told[0]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < 2 * lease.GRACE_SECONDS
 
 
 def test_the_last_line_of_a_forkserver_that_dies_is_the_reason(folder, monkeypatch):
