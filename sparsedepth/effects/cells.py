@@ -165,10 +165,9 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
-    place = pd.Series([*zip(rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:]), strict=True)], rows.index)
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
-    is_of_curve = place.isin([*place[is_chosen]]) & (not (lr <= 0).any())
-    return rows[is_of_curve | ~rows["tuning"].isin(["rejected"])]
+    of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
+    return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:
