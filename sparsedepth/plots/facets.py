@@ -184,7 +184,9 @@ def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, st
     is_wide = kind.scale == "linear" and linear_below(rows["mean"].dropna()) is not None
     norm = norm_of(means.to_numpy(), "log" if is_wide else kind.scale)
     image = axis.pcolormesh(means.columns, range(len(own)), means, norm=norm, cmap="viridis_r", rasterized=True)
-    axis.set_yticks(range(len(own)), [folded(escaped(named[name]), 26) for name in own], fontsize=7)
+    width = 15 if paper_width() else 26  # or in a column the names take half of it, also from panels of lines
+    names = [folded(escaped(named[name]).replace(" lr ", " lr\u00a0"), width) for name in own]
+    axis.set_yticks(range(len(own)), names, fontsize=7)
     axis.invert_yaxis()
     axis.grid(False)
     axis.set(xlabel=kind.x_label, title=kind.title)

@@ -50,7 +50,7 @@ def models(store: Store) -> Drawing:
 
 def removal(store: Store) -> Drawing:
     """A panel for each task and metric, a line for each model. Raises NothingToDraw."""
-    rows = store.frame(REMOVED)
+    rows = store.frame(REMOVED).astype({"run_id": "str"})  # without any run it would be of no type
     if rows.empty:
         trained_runs(store)  # where none is complete, that is why
         raise NothingToDraw("no task was scored without single layers; sparsedepth evaluate --tasks NAME --without all")

@@ -15,6 +15,7 @@ from support.runs_frame import config_of
 
 from sparsedepth import plots
 from sparsedepth.plots.draw import FIGURES, _with_notes, default_figure, draw
+from sparsedepth.plots.models import removal
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, csv_bytes, render
 from sparsedepth.plots.runs import finished_of
 from sparsedepth.store.connection import open_store
@@ -152,3 +153,12 @@ def test_notes_on_the_data_keep_the_paragraphs_of_a_caption():
         return figure
 
     assert _with_notes(page, " From 2 folders.").get_supxlabel().splitlines() == ["One.", "Two.", "From 2 folders."]
+
+
+def test_what_tasks_lose_is_drawn_of_models_alone(monkeypatch):
+    """None is of a run: the column of their ids has no value, so no type."""
+    rows = {"panel": "arc, acc_lost", "run_id": None, "model": "qwen", "x": [1, 2], "mean": [0.3, 0.1]}
+    stands_for = SimpleNamespace(frame=lambda text: pd.DataFrame(rows).assign(lo=0.0, hi=0.4))
+    runs = pd.DataFrame({"run_id": ["a"], "setting": ["baseline"]})
+    monkeypatch.setattr("sparsedepth.plots.models.all_runs", lambda store: runs)
+    assert removal(stands_for).data["setting"].tolist() == ["qwen", "qwen"]
