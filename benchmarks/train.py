@@ -140,10 +140,11 @@ def theirs(config: RunConfig, runtime: Runtime) -> Step:
         save_model(Decoder(config), architecture(config), Path(folder), eos_token_id=0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, attn_implementation="sdpa")
     model.to(runtime.device).train()
+    objective: Any = torch.compile(model, dynamic=False) if runtime.compile else model
 
     def loss_of(given: Batch) -> Tensor:
         targets_BT = given.targets.contiguous()
-        return model(input_ids=given.inputs, labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
+        return objective(input_ids=given.inputs, labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
 
     return stepped(model, loss_of, config, runtime)
 
@@ -189,6 +190,8 @@ def variants(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[],
     return {
         "theirs, eager": lambda: theirs(config, eager),
         "ours, eager": lambda: ours(config, eager),
+        "theirs, compiled": lambda: theirs(config, compiled),
+        **({} if config.n_experts else {"plain, compiled": lambda: plain(config, compiled)}),
         "ours, compiled": lambda: ours(config, compiled),
     }
 
@@ -242,6 +245,13 @@ def _resident(what: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
+def ratio(base: Result, result: Result) -> tuple[str, float]:
+    """How many times as fast as `base` in the same repeats: median (quartiles; range), and the median."""
+    ratios = [a / b for a, b in zip(base.seconds, result.seconds, strict=True)]
+    lower, median, upper = statistics.quantiles(ratios, n=4)
+    return f"{median:.2f} ({lower:.2f}-{upper:.2f}; {min(ratios):.2f}-{max(ratios):.2f})", median
+
+
 def report(config: RunConfig, results: dict[str, Result], rows: Path | None = None) -> None:
     flops = cost(config).train_flops(config.batch_tokens)
     first, *_ = results.values()
@@ -251,18 +261,18 @@ def report(config: RunConfig, results: dict[str, Result], rows: Path | None = No
     for name, result in results.items():
         seconds = statistics.median(result.seconds)
         used = flops / seconds / 1e9
-        ratios = [a / b for a, b in zip(first.seconds, result.seconds, strict=True)]
-        lower, median, upper = statistics.quantiles(ratios, n=4)
-        spread = f"{median:.2f} ({lower:.2f}-{upper:.2f}; {min(ratios):.2f}-{max(ratios):.2f})"
+        spread, times = ratio(first, result)
         off = max(abs(a - b) for a, b in zip(first.losses, result.losses, strict=True))
         speed = f"{config.batch_tokens / seconds:12,.0f} {used:9.1f} {result.memory / 1e9:9.2f}"
         print(f"{name:30}{speed}  {spread:40}{off:.1e}", flush=True)
         if rows:
             sizes = {"params": cost(config).params_total, "n_layers": config.n_layers, "d_model": config.d_model}
             rate = {"tokens_per_second": round(config.batch_tokens / seconds), unit: round(used, 2)}
-            row = {**sizes, "seq_len": config.seq_len, "variant": name, **rate, "times": round(median, 2)}
+            row = {**sizes, "seq_len": config.seq_len, "variant": name, **rate, "times": round(times, 2)}
             with rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+    for name in (name for name in ("theirs, compiled", "plain, compiled") if name in results):
+        print(f"ours, compiled, times {name}: {ratio(results[name], results['ours, compiled'])[0]}")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
     worst = max(abs(a - b) for r in results.values() for a, b in zip(first.losses, r.losses, strict=True))
     if worst > tolerance:
