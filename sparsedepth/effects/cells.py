@@ -23,7 +23,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.fit import ByLr, Fit, fit, fit_of
+from sparsedepth.effects.fit import ByLr, CellRuns, Changes, Fit, fit_by_lr, fit_of, fit_with_curves
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import unit_of
 from sparsedepth.quantities.quantity import Named, Row
@@ -49,8 +49,6 @@ COSTS = {
 MEASURE = {*fields_where(RunConfig, lambda role: role.kind == "measure")} - {"measures"}
 """Fields by which a value depends on how it was measured; what else was measured changes none."""
 LOSSES = {OWN, COMMON}
-Changes = frozenset[tuple[str, Any]]
-"""(field, value) of a setting, where it differs from the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,6 +90,13 @@ class Cells:
     def field(self) -> str:
         """The tuned field of the curve, such as 'lr'; '' without tuning."""
         return self.tuned[0] if self.tuned else ""
+
+    @property
+    def mixes_budgets(self) -> bool:
+        """Whether runs of one setting and depth differ in FLOPs, and no tokens tell their budgets apart."""
+        rows = self.rows.reindex(columns=["n_layers", "setting", "tokens", "flops"])
+        flops = rows[rows["tokens"].isna()].groupby(["n_layers", "setting"])["flops"]
+        return bool((flops.max() > (1 + MATCHED) * flops.min()).any())
 
     @property
     def is_measured(self) -> bool:
@@ -276,76 +281,6 @@ def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(kw_only=True)
-class CellRuns:
-    setting: str
-    changes: Changes
-    lr_N: np.ndarray
-    seed_N: np.ndarray
-    value_N: np.ndarray
-    diverged_N: np.ndarray
-    is_tuning_N: np.ndarray
-    costs: dict[str, np.ndarray]
-    lr: float = math.nan
-    """The value chosen."""
-    edge: str = ""
-    was_tuned: bool = False
-    """Whether its value is one that tuning chose, even if the others are not among these runs."""
-    carry_regret: float | None = None
-    """What carrying that value from another shape adds to the loss; NaN: not known; None: it was not carried."""
-
-    @cached_property
-    def is_result_N(self) -> np.ndarray:
-        """The runs at the chosen value with seeds that did not choose it, or with any, where there are no others."""
-        at_N = np.isnan(self.lr_N) | (self.lr_N == self.lr)
-        fresh_N = at_N & ~self.is_tuning_N
-        return fresh_N if fresh_N.any() else at_N
-
-    @cached_property
-    def tried(self) -> list[float]:
-        """The values of the tuned field, ascending."""
-        return np.unique(self.lr_N[~np.isnan(self.lr_N)]).tolist()
-
-    @property
-    def diverged_lr(self) -> set[float]:
-        """The values, but for the chosen one, with a run that diverged."""
-        return {*self.lr_N[self.diverged_N].tolist()} - {self.lr}
-
-    @cached_property
-    def results(self) -> dict[int, float]:
-        """Seed -> outcome of the results."""
-        return self.by_seed(self.is_result_N)
-
-    def by_seed(self, which_N: np.ndarray) -> dict[int, float]:
-        """Seed -> mean outcome of some runs."""
-        which_N = which_N & ~np.isnan(self.value_N)
-        seeds = np.unique(self.seed_N[which_N])
-        return {int(seed): float(self.value_N[which_N & (self.seed_N == seed)].mean()) for seed in seeds}
-
-    def at_lr(self, lr: float) -> dict[int, float]:
-        """Seed -> mean outcome of the runs at one value of the tuned field."""
-        return self.by_seed(self.lr_N == lr)
-
-    def cost(self, name: str) -> float:
-        """The mean of a cost over the results that have it; NaN without any."""
-        values = self.costs[name][self.is_result_N & ~self.diverged_N]
-        return values[~np.isnan(values)].mean() if not np.isnan(values).all() else math.nan
-
-    @property
-    def n_diverged(self) -> int:
-        return int(self.diverged_N[self.is_result_N].sum())
-
-
-def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
-    parts: dict[tuple[Any, float], dict[int, float]] = {}
-    for name, cell in cells.items():
-        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
-            if by_seed := cell.at_lr(lr):
-                parts[name, float(lr)] = by_seed
-    fitted = fit_of([*parts.values()]) if parts else None
-    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
-
-
-@dataclass(kw_only=True)
 class Depth:
     depth: int
     cells: dict[str, CellRuns]
@@ -400,20 +335,3 @@ def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
         cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
         cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "") if len(tried) > 1 else ""
     return cell
-
-
-def fit_with_curves(cells: Sequence[CellRuns], sign: int) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
-    is the negative's."""
-    step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
-    parts = []
-    for number, cell in enumerate(cells):
-        y_N = np.where(np.isin(cell.lr_N, [*cell.diverged_lr]), np.nan, -sign * cell.value_N)
-        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N
-        parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
-    rows = pd.concat(parts).dropna()
-    if rows.loc[rows["u"] == 0, "cell"].nunique() < len(cells):
-        return None
-    means = rows.groupby(["cell", "u", "seed", "tuning"], as_index=False)["y"].mean()
-    found = fit(*(means[name].to_numpy() for name in ("cell", "u", "seed", "y", "tuning")))
-    return found and found.times(-sign)

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, fit_with_curves
-from sparsedepth.effects.fit import Contrast, Fit, contrast_of, fit_of
+from sparsedepth.effects.cells import BASELINE, Cells, Depth
+from sparsedepth.effects.fit import CellRuns, Contrast, Fit, contrast_of, fit_of, fit_with_curves
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import sign
 from sparsedepth.store.search import MATCHED
@@ -79,8 +79,11 @@ def with_budgets(cells: Cells) -> pd.DataFrame:
     'depth_scale=lns'."""
     fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
     names = {changes: _named(fields, dict(changes)) for changes in {*cells.rows["changes"]}}
+    flops = cells.rows["flops"]
+    if not cells.mixes_budgets:  # of a run that diverged those of its equals
+        flops = flops.groupby([cells.rows["n_layers"], cells.rows["setting"]]).transform("max")
     return cells.rows.assign(
-        budget=budget_of(cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")),
+        budget=budget_of(flops),
         name=cells.rows["changes"].map(names),
     )
 

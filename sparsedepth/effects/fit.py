@@ -8,11 +8,14 @@ integrated over (`effects.noise`).
 
 Shapes: N runs, R rows (cell, lr, role), S seeds, C cells, G points of the grid, H scales of the noise."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from sparsedepth.effects.curve import Rows, Values, curves_of, distinct
 from sparsedepth.effects.noise import Noise, noise_of
@@ -181,3 +184,97 @@ class ByLr:
         """The fewest seeds of a cell at one of these values."""
         parts = zip(self.order, self.seeds, strict=True)
         return min(seeds for (name, lr), seeds in parts if name in names and lr in values)
+
+
+# The runs of a setting at one depth, and fits of several
+
+
+Changes = frozenset[tuple[str, Any]]
+"""(field, value) of a setting, where it differs from the baseline."""
+
+
+@dataclass(kw_only=True)
+class CellRuns:
+    setting: str
+    changes: Changes
+    lr_N: np.ndarray
+    seed_N: np.ndarray
+    value_N: np.ndarray
+    diverged_N: np.ndarray
+    is_tuning_N: np.ndarray
+    costs: dict[str, np.ndarray]
+    lr: float = math.nan
+    """The value chosen."""
+    edge: str = ""
+    was_tuned: bool = False
+    """Whether its value is one that tuning chose, even if the others are not among these runs."""
+    carry_regret: float | None = None
+    """What carrying that value from another shape adds to the loss; NaN: not known; None: it was not carried."""
+
+    @cached_property
+    def is_result_N(self) -> np.ndarray:
+        """The runs at the chosen value with seeds that did not choose it, or with any, where there are no others."""
+        at_N = np.isnan(self.lr_N) | (self.lr_N == self.lr)
+        fresh_N = at_N & ~self.is_tuning_N
+        return fresh_N if fresh_N.any() else at_N
+
+    @cached_property
+    def tried(self) -> list[float]:
+        """The values of the tuned field, ascending."""
+        return np.unique(self.lr_N[~np.isnan(self.lr_N)]).tolist()
+
+    @property
+    def diverged_lr(self) -> set[float]:
+        """The values, but for the chosen one, with a run that diverged."""
+        return {*self.lr_N[self.diverged_N].tolist()} - {self.lr}
+
+    @cached_property
+    def results(self) -> dict[int, float]:
+        """Seed -> outcome of the results."""
+        return self.by_seed(self.is_result_N)
+
+    def by_seed(self, which_N: np.ndarray) -> dict[int, float]:
+        """Seed -> mean outcome of some runs."""
+        which_N = which_N & ~np.isnan(self.value_N)
+        seeds = np.unique(self.seed_N[which_N])
+        return {int(seed): float(self.value_N[which_N & (self.seed_N == seed)].mean()) for seed in seeds}
+
+    def at_lr(self, lr: float) -> dict[int, float]:
+        """Seed -> mean outcome of the runs at one value of the tuned field."""
+        return self.by_seed(self.lr_N == lr)
+
+    def cost(self, name: str) -> float:
+        """The mean of a cost over the results that have it; NaN without any."""
+        values = self.costs[name][self.is_result_N & ~self.diverged_N]
+        return values[~np.isnan(values)].mean() if not np.isnan(values).all() else math.nan
+
+    @property
+    def n_diverged(self) -> int:
+        return int(self.diverged_N[self.is_result_N].sum())
+
+
+def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
+    parts: dict[tuple[Any, float], dict[int, float]] = {}
+    for name, cell in cells.items():
+        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
+            if by_seed := cell.at_lr(lr):
+                parts[name, float(lr)] = by_seed
+    fitted = fit_of([*parts.values()]) if parts else None
+    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
+
+
+def fit_with_curves(cells: Sequence[CellRuns], sign: int) -> Fit | None:
+    """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
+    is the negative's."""
+    step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
+    parts = []
+    for number, cell in enumerate(cells):
+        y_N = np.where(np.isin(cell.lr_N, [*cell.diverged_lr]), np.nan, -sign * cell.value_N)
+        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N
+        parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
+    rows = pd.concat(parts).dropna()
+    if rows.loc[rows["u"] == 0, "cell"].nunique() < len(cells):
+        return None
+    means = rows.groupby(["cell", "u", "seed", "tuning"], as_index=False)["y"].mean()
+    found = fit(*(means[name].to_numpy() for name in ("cell", "u", "seed", "y", "tuning")))
+    return found and found.times(-sign)

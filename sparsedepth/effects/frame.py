@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, Cells, Depth, fit_by_lr
+from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Depth
 from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.fit import ByLr, Contrast, Fit, contrast_of, fit_of
+from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
 from sparsedepth.quantities.quantity import Named

@@ -373,7 +373,8 @@ def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.Da
     best = points[points["role"] == "best"]
     axis.scatter(best["x"], best["mean"], 80, edgecolor=colours[best.index], facecolor="none", linewidth=1.2, zorder=6)
     edge = points[points["role"] == "edge"]
-    axis.scatter(edge["x"], edge["mean"], 60, colours[edge.index], "x", linewidth=1.2, zorder=6)
+    axis.scatter(edge["x"], edge["mean"], 60, colours[edge.index], marker="x", linewidth=1.2, zorder=6)
     beyond = points[points["mean"] > top]
     at_top = axis.get_xaxis_transform()
-    axis.scatter(beyond["x"], np.ones(len(beyond)), 22, colours[beyond.index], "^", transform=at_top, clip_on=False)
+    style = {"marker": "^", "transform": at_top, "clip_on": False}
+    axis.scatter(beyond["x"], np.ones(len(beyond)), 22, colours[beyond.index], **style)

@@ -17,8 +17,9 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct
+from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, cells_of, distinct
 from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.fit import Changes
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
 from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.plan.forecast import tokens_needed

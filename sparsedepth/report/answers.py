@@ -13,6 +13,7 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
+from sparsedepth.effects.depths import budget_of
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.effects.second_look import with_second_looks
@@ -198,8 +199,9 @@ def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs = cells.runs
-    budget = cells.runs.loc[rows.index, "train_tokens"]
-    means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
+    flops = pd.to_numeric(runs.get("train_flops", pd.Series(index=runs.index)))
+    budgets = pd.to_numeric(runs[BUDGET]).fillna(budget_of(flops))
+    means = cost.groupby([rows["n_layers"], budgets.reindex(rows.index)]).mean().dropna().sort_values()
     means = means[means > 0]
     groups = (same for _, same in means.groupby((np.log(means).diff() > 2 * MATCHED).cumsum()))
     n_judged = Counter(one.largest for one in judged)
@@ -212,7 +214,7 @@ def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd
     best = max(groups, key=rank, default=means)
     if best.index.get_level_values(0).nunique() < 2:
         return pd.DataFrame(columns=["n_layers"])
-    of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best.index])
+    of_group = pd.Series([*zip(runs["n_layers"], budgets, strict=True)], runs.index).isin([*best.index])
     found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome))
     return found[(found["basis"] == basis) | found["estimate"].isna() | (basis == "flops")].assign(basis=basis)
 

@@ -19,8 +19,9 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, CellRuns, Cells, Depth, cells_of, depth_of, read_runs
+from sparsedepth.effects.cells import BASELINE, Cells, Depth, cells_of, depth_of, read_runs
 from sparsedepth.effects.depths import budget_of, depths_of, with_budgets
+from sparsedepth.effects.fit import CellRuns
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.outside import SECONDS
 from sparsedepth.store.comparable_loss import DATA, loss_in

@@ -178,10 +178,13 @@ def more_diverged(winner: "Side", loser: "Side") -> str:
 
 
 def budget_text(cells: "Cells") -> str:
-    """Which of several budgets the cells are of, and what was left out; '' where all runs are compared."""
+    """Which of several budgets the cells are of, or mix, and what was left out; '' where equal runs are compared."""
     parts = []
     if cells.is_one_budget:
         parts.append("several train_tokens were run: effects at that of most settings (--as speedup has all)")
+    if cells.mixes_budgets:
+        told = "runs of a setting differ in train_flops, and are averaged, as they have no train_tokens"
+        parts.append(f"{told}: import train_tokens, or one budget (map key where)")
     if n := len(cells.other_scoring):
         parts.append(f"{counted(n, 'run')} scored in another way than most are left out")
     return "; ".join(parts)

@@ -414,3 +414,13 @@ def test_only_a_number_of_layers_is_compared_at_equal_loss():
     runs = needing_layers(2.0).assign(causal_score=0.1)
     assert not [*effects_at_equal_loss(cells_of(runs, "causal_score"))]
     assert not [*effects_at_equal_loss(cells_of(runs.assign(val_loss=2.0), "needed_layers"))]
+
+
+def test_budgets_that_no_tokens_tell_apart_are_told_to_be_averaged():
+    """As in a table of FLOPs and losses: a budget is no seed."""
+    runs = grid({**LNS, "seed": range(4)}, noisy(lambda config: 3.0), n_layers=4)
+    budgets = runs.assign(train_flops=np.where(runs["seed"] < 2, 1e15, 1e16))
+    unknown = {"train_tokens": None, "tokens_trained": None}
+    assert "are averaged, as they have no train_tokens" in budget_text(cells_of(budgets.assign(**unknown), "val_loss"))
+    one = [budgets, runs.assign(train_flops=1e15, **unknown), runs.assign(train_flops=None, **unknown)]
+    assert [budget_text(cells_of(told, "val_loss")) for told in one] == ["", "", ""]

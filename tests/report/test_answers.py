@@ -1,5 +1,6 @@
 """Two questions, one sentence each: planted effects are named, and what the runs do not tell is said."""
 
+import pandas as pd
 import pytest
 from support.made_up_runs import make_run
 from support.runs_frame import config_of, grid
@@ -158,3 +159,26 @@ def test_a_depth_whose_fresh_seeds_all_diverged_is_not_compared_with():
     diverged = (runs["n_layers"] == 4) & (runs["tuning"] == "best")
     runs.loc[diverged, "outcome"], runs.loc[diverged, "val_loss"] = "diverged", None
     assert [row["n_layers"] for row in records(depth_answer(runs))] == [8, 16]
+
+
+@pytest.mark.parametrize("budgets", [[1e16], [1e15, 1e16]])
+def test_depth_is_judged_at_equal_flops_where_no_tokens_are_known(budgets):
+    """As in a table of FLOPs and losses: at the largest budget, which the sentence and the table share. 8 layers gain
+    0.1 at 1e15 FLOPs, and 0.5 at 1e16."""
+
+    def at_budget(budget):
+        gain = 0.1 if budget < 1e16 else 0.5
+        runs = grid({"n_layers": [4, 8], "seed": SEEDS}, lambda c: {"val_loss": 3 - gain * (c.n_layers == 8)})
+        noise = [
+            NOISE[seed] * (1 + (n_layers == 8)) for seed, n_layers in zip(runs["seed"], runs["n_layers"], strict=True)
+        ]
+        known = {"train_flops": budget, "val_loss": runs["val_loss"] + noise, "run_id": runs["run_id"] + f"{budget:g}"}
+        return runs.assign(**known, train_tokens=None, tokens_trained=None)
+
+    found = depth_answer(pd.concat([*map(at_budget, budgets)], ignore_index=True))
+    assert found.sentence.startswith(
+        "No runs at equal tokens; at equal FLOPs 8 layers are worth their cost: at 1e16 FLOPs"
+    )
+    first, deep = records(found)
+    assert (first["equal"], deep["equal"], deep["worth_it"]) == ("FLOPs", "FLOPs", "yes")
+    assert float(deep["effect"]) == pytest.approx(-0.5, abs=0.01) and f"{deep['effect']} nat/token" in found.sentence

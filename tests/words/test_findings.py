@@ -75,7 +75,7 @@ def test_the_law_and_the_crossovers_of_committed_results(command):
 
 
 def test_costs_say_what_they_are_relative_to():
-    baseline = Record(params=124128, flops=6.393e11, knobs={"n_layers": 12})
+    baseline = Record(model=None, params=124128, flops=6.393e11, knobs={"n_layers": 12})
     settings = Record(baseline=baseline, varying=("lr", "n_layers"))
     assert differences.cost_text(settings, ("seeds", "params")) == (
         "params: relative to the baseline with 12 layers (124128)"
