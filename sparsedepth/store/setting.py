@@ -69,7 +69,7 @@ class Settings:
     data: tuple[str, ...]
     """Varying fields of the training data, without those that follow from others."""
     by_depth: Mapping[str, Mapping[int, Any]]
-    """Sizes, lr or weight decay that n_layers determines, such as tokens of a budget per parameter: field -> n_layers
+    """Sizes, heads, lr or weight decay that n_layers determines, such as tokens of a budget per parameter: field -> n_layers
     -> value."""
 
 
@@ -129,7 +129,7 @@ class _Rule(NamedTuple):
 
 _RULES = (
     _Rule(lambda name: _ROLES[name].kind in ("capacity", "data"), from_labels=True),
-    _Rule(lambda name: name in ("lr", "weight_decay"), from_labels=False),
+    _Rule(lambda name: name in ("lr", "weight_decay", "n_heads", "n_kv_heads"), from_labels=False),
 )
 _TRIED_LAST = {"d_model": 1, "corpus": 2}
 """From the width a d_ff and a budget follow; the group or length of a corpus is a shorter label."""

@@ -424,3 +424,15 @@ def test_budgets_that_no_tokens_tell_apart_are_told_to_be_averaged():
     assert "are averaged, as they have no train_tokens" in budget_text(cells_of(budgets.assign(**unknown), "val_loss"))
     one = [budgets, runs.assign(train_flops=1e15, **unknown), runs.assign(train_flops=None, **unknown)]
     assert [budget_text(cells_of(told, "val_loss")) for told in one] == ["", "", ""]
+
+
+def test_heads_that_follow_from_the_depth_are_no_setting():
+    """Shapes of one number of parameters: wider models have more heads of one size, so that depth alone is compared."""
+    shapes = [(8, 64, 4, 142), (4, 96, 6, 175), (16, 48, 3, 88)]
+    axes = {"n_layers,d_model,n_heads,d_ff": shapes, "seed": range(4)}
+    found = cells_of(grid(axes, noisy(lambda config: 3.0 + 0.01 * config.n_layers)), "val_loss")
+    assert {*found.rows["setting"]} == {"baseline"}
+    assert found.settings.by_depth["n_heads"] == found.settings.by_depth["n_kv_heads"] == {4: 6, 8: 4, 16: 3}
+    of_depth = effects_frame(found)
+    assert of_depth["setting"].tolist() == ["n_layers=8", "n_layers=16"]
+    assert of_depth["estimate"].tolist() == pytest.approx([0.04, 0.12], abs=0.02)
