@@ -69,8 +69,8 @@ class Settings:
     data: tuple[str, ...]
     """Varying fields of the training data, without those that follow from others."""
     by_depth: Mapping[str, Mapping[int, Any]]
-    """Sizes, heads, lr or weight decay that n_layers determines, such as tokens of a budget per parameter: field -> n_layers
-    -> value."""
+    """Sizes, heads, lr or weight decay that n_layers determines, such as tokens of a budget per parameter: field ->
+    n_layers -> value."""
 
 
 class Progress(NamedTuple):

@@ -432,7 +432,7 @@ def test_heads_that_follow_from_the_depth_are_no_setting():
     axes = {"n_layers,d_model,n_heads,d_ff": shapes, "seed": range(4)}
     found = cells_of(grid(axes, noisy(lambda config: 3.0 + 0.01 * config.n_layers)), "val_loss")
     assert {*found.rows["setting"]} == {"baseline"}
-    assert found.settings.by_depth["n_heads"] == found.settings.by_depth["n_kv_heads"] == {4: 6, 8: 4, 16: 3}
+    assert found.settings.by_depth == {"d_model": {4: 96, 8: 64, 16: 48}}  # from which the others follow
     of_depth = effects_frame(found)
     assert of_depth["setting"].tolist() == ["n_layers=8", "n_layers=16"]
     assert of_depth["estimate"].tolist() == pytest.approx([0.04, 0.12], abs=0.02)
