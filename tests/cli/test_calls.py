@@ -47,7 +47,10 @@ def test_in_a_fresh_process_help_lists_each_call_and_tells_of_a_package_what_its
     commands = [name for name in sd.__all__ if name.islower()]
     assert [name for name in commands if f"    sd.{name}(" in text] == commands
     assert "    sd.recipe(folders, *, skip_damaged=False, out=None" in text and "cli.calls" not in text
-    assert "sparsedepth.watch - watch(model: " in text and "    measures         names, or 'all'" in text
+    assert (
+        "sparsedepth.watch - watch(model: " in text
+        and "    measures         names (see `sparsedepth metrics`), or 'all'" in text
+    )
 
 
 def test_a_word_that_a_call_does_not_take_is_told_with_those_that_it_takes(results):
