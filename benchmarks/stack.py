@@ -14,7 +14,7 @@ Rates are tokens of all runs and processes per second; each process has one thre
 variants take turns, in alternating order, and a ratio is of rates of one repeat, so that other load affects all alike.
 A step is forward, backward, clipping and AdamW of every run, with its own batch. `update` is the share of it that
 clipping and AdamW take, run by run: what one optimizer over stacked tensors could save at most. Seconds are the host's;
-on a GPU they are those of launches.
+on a GPU they are those of launches, and none of a captured step.
 """
 
 import argparse

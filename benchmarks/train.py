@@ -271,8 +271,9 @@ def report(config: RunConfig, results: dict[str, Result], rows: Path | None = No
             row = {**sizes, "seq_len": config.seq_len, "variant": name, **rate, "times": round(times, 2)}
             with rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    for name in (name for name in ("theirs, compiled", "plain, compiled") if name in results):
-        print(f"ours, compiled, times {name}: {ratio(results[name], results['ours, compiled'])[0]}")
+    for name in ("theirs, compiled", "plain, compiled"):
+        if name in results:
+            print(f"ours, compiled, times {name}: {ratio(results[name], results['ours, compiled'])[0]}")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
     worst = max(abs(a - b) for r in results.values() for a, b in zip(first.losses, r.losses, strict=True))
     if worst > tolerance:

@@ -94,5 +94,11 @@ def budget_of(flops: pd.Series) -> pd.Series:
     return ordered.groupby((ordered.pct_change() > MATCHED).cumsum()).transform("first").reindex(flops.index)
 
 
+def budgets_of(runs: pd.DataFrame) -> pd.Series:
+    """The train_tokens of each run; where they are not known, its budget of FLOPs, which tells it apart, too."""
+    known = runs.reindex(columns=[BUDGET, "train_flops"]).apply(pd.to_numeric).astype(float)
+    return known[BUDGET].fillna(budget_of(known["train_flops"]))
+
+
 def _named(fields: Sequence[str], changes: Mapping[str, object]) -> str:
     return ", ".join(assignment(name, changes[name]) for name in fields if name in changes) or BASELINE

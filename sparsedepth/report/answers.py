@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
-from sparsedepth.effects.depths import budget_of
+from sparsedepth.effects.depths import budgets_of
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.effects.second_look import with_second_looks
@@ -199,8 +199,7 @@ def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs = cells.runs
-    flops = pd.to_numeric(runs.get("train_flops", pd.Series(index=runs.index)))
-    budgets = pd.to_numeric(runs[BUDGET]).fillna(budget_of(flops))
+    budgets = budgets_of(runs)
     means = cost.groupby([rows["n_layers"], budgets.reindex(rows.index)]).mean().dropna().sort_values()
     means = means[means > 0]
     groups = (same for _, same in means.groupby((np.log(means).diff() > 2 * MATCHED).cumsum()))

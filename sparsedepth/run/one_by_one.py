@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 Known = dict[str, Any]
 """Of a model: key, weights (their hash), equal_to (a name), bytes, seconds, run_id; where it failed its reason."""
-
-
 PROBE_SECONDS = 10.0
+"""After which a fork that computes for a moment is taken to wait for ever."""
 
 
 class Ledger:

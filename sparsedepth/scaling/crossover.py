@@ -254,9 +254,9 @@ def _interpolated(budgets: Budgets, depth: int, C: float) -> tuple[dict[int, flo
 
 def _between(losses: pd.Series, C: float) -> float:
     """Of losses by budget, the one at another; NaN beyond by more than SAME."""
-    C_B, log_B = losses.index.to_numpy(), np.log(losses.to_numpy())
     from scipy.interpolate import PchipInterpolator  # slow to import, and needed here alone
 
+    C_B, log_B = losses.index.to_numpy(), np.log(losses.to_numpy())
     within = min(max(C, C_B[0]), C_B[-1])
     if not 1 / SAME <= C / within <= SAME:
         return math.nan

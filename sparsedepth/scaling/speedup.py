@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.depths import budget_of
+from sparsedepth.effects.depths import budget_of, budgets_of
 from sparsedepth.scaling.ladder import MIN_BUDGETS, Cell, ladder_of
 from sparsedepth.scaling.multiplier import MultiplierLaw, law_by_seeds
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
@@ -148,8 +148,7 @@ def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[s
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each setting, depth and budget (`budget_rows`), with COLUMNS; of one law over sizes without n_layers.
     Raises ValueError as `with_law`, and without any setting."""
-    budgets_N = rows[BUDGET].astype(float).fillna(budget_of(rows["train_flops"]))
-    depths, refused = with_law(rows.assign(budget=budgets_N))
+    depths, refused = with_law(rows.assign(budget=budgets_of(rows)))
     found = [
         {"n_layers": n_layers, "setting": setting} | at_budget
         for n_layers, own in depths.items()
