@@ -4,8 +4,8 @@
 
 The lr of a shape has the lowest mean loss over its seeds. At the shape itself that is chosen on the runs that are
 scored, so the regret is never below 0: cautious where lr hardly matters. The mean over shapes has Student's interval
-over seeds, or over shapes if that is wider; rms is the root of the mean square over shapes. A diverged run has an
-infinite loss.
+over seeds, or over shapes if that is wider; rms is the root of the mean square over shapes. A shape that did not run
+the carried lr has no regret and is in neither. A diverged run has an infinite loss.
 
 Shapes: S seeds, L values of lr, P shapes."""
 
@@ -30,7 +30,8 @@ class ShapeRegret(NamedTuple):
     lr: float
     """The carried one."""
     best: float
-    regret: float
+    regret: float | None
+    """None where the carried lr was not run at this shape."""
 
 
 class Carried(NamedTuple):
@@ -94,17 +95,22 @@ def _losses(rows: pd.DataFrame, loss: str) -> pd.DataFrame:
 
 
 def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Carried:
-    """The regret of a setting over the seeds that all shapes have, with the wider interval of seeds and shapes."""
-    seeds = sorted(set[int].intersection(*({*table.index} for table in others.values())))
-    shapes, regret_PS = [], []
-    for shape, table in others.items():
-        lr, best = (of.columns[of.mean().argmin()] for of in (home[home.columns.intersection(table.columns)], table))
-        regret_S = (table[lr] - table[best]).loc[seeds].to_numpy()
-        shapes.append(ShapeRegret(shape, lr, best, float(regret_S.mean())))
-        regret_PS.append(regret_S)
-    array_PS = np.array(regret_PS)
-    sides = [_interval(array_PS.mean(axis=0)), *([_interval(array_PS.mean(axis=1))] if len(shapes) > 1 else [])]
-    rms = float(np.sqrt(np.mean([shape.regret**2 for shape in shapes])))
+    """The regret of a setting over the shapes that ran the carried lr and the seeds that all of these have, with the
+    wider interval of seeds and shapes."""
+    lr = home.columns[home.mean().argmin()]
+    known = {shape: table for shape, table in others.items() if lr in table}
+    if not known:
+        told = f"{setting}: lr={lr:g}, the best at that shape, was not run at {', '.join(others)}"
+        raise ValueError(f"{told}; run it there: the same values of `tune: lr` at every shape")
+    seeds = sorted(set[int].intersection(*({*table.index} for table in known.values())))
+    if not seeds:
+        raise ValueError(f"{setting}: {', '.join(known)} have no seed in common; give them the same `tuning_seeds`")
+    best = {shape: table.columns[table.mean().argmin()] for shape, table in others.items()}
+    regret_PS = np.array([(table[lr] - table[best[shape]]).loc[seeds] for shape, table in known.items()])
+    mean = dict(zip(known, regret_PS.mean(axis=1).tolist(), strict=True))
+    shapes = [ShapeRegret(shape, lr, best[shape], mean.get(shape)) for shape in others]
+    sides = [_interval(regret_PS.mean(axis=0)), *([_interval(regret_PS.mean(axis=1))] if len(known) > 1 else [])]
+    rms = float(np.sqrt(np.mean(np.square([*mean.values()]))))
     return Carried(setting, shapes, max(sides, key=lambda side: side[-1]), rms, len(seeds))
 
 

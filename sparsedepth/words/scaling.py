@@ -29,14 +29,20 @@ def flops_text(flops: float) -> str:
 
 
 def carry_lines(found: "Sequence[Carried]", at: Row) -> list[str]:
-    """What carrying lr costs each setting, and the line of a definition that states it."""
+    """What carrying lr costs each setting, the line of a definition that states it, and where it is not known."""
     shape = ", ".join(assignment(*each) for each in at.items())
     lines = [
         f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token ({lo:.3g} to {hi:.3g}, "
-        f"{counted(one.n_seeds, 'seed')}, {counted(len(one.shapes), 'shape')}); "
+        f"{counted(one.n_seeds, 'seed')}, {counted(sum(each.regret is not None for each in one.shapes), 'shape')}); "
         f"rms over shapes, for a definition: carry_regret: {one.rms:.3g}"
         for one in found
         for mean, lo, hi in [one.regret]
+    ]
+    lines += [
+        f"{one.setting}: left out: {each.shape}, where lr={each.lr:g}, the best at {shape}, was not run"
+        for one in found
+        for each in one.shapes
+        if each.regret is None
     ]
     closing = (
         "regret: loss at the carried lr minus that at the best one tried; interval: the wider of seeds' and shapes'"

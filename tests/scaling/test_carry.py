@@ -8,6 +8,7 @@ from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.scaling.carry import carry_of, carry_table
+from sparsedepth.words.scaling import carry_lines
 
 RATES = (0.001, 0.002, 0.004, 0.008)
 SEEDS = (1, 2, 3)
@@ -41,12 +42,26 @@ def test_the_regret_of_one_shape_by_hand():
     assert found.regret[1:] == pytest.approx((0.2 - half, 0.2 + half), rel=1e-4)
 
 
-def test_a_carried_lr_is_the_best_of_its_shape_among_those_that_the_other_has():
-    """0.008 is best at 2 layers, but was not run at 8."""
+def test_a_shape_that_did_not_run_the_carried_lr_has_no_regret_and_is_left_out():
+    """0.008 is best at 2 layers, but was not run at 8; at 4 layers it costs 0.004."""
+    best = {2: 0.008, 4: 0.004, 8: 0.001}
+    found = runs(lambda _, depth, lr, seed: 2 + abs(lr - best[depth]))
+    (carried,) = carry_of(found[(found["n_layers"] < 8) | (found["lr"] < 0.008)], "val_loss", {"n_layers": 2})
+    assert [one.regret for one in carried.shapes] == [pytest.approx(0.004), None]
+    assert carried.rms == carried.regret[0] == pytest.approx(0.004)
+    lines = carry_lines([carried], {"n_layers": 2})
+    assert "1 shape)" in lines[0] and lines[1].endswith(
+        "left out: n_layers=8, where lr=0.008, the best at n_layers=2, was not run"
+    )
+    assert carry_table([carried]).rows[-1][-1] is None
+
+
+def test_a_carried_lr_that_no_other_shape_ran_is_refused():
     found = runs(lambda _, depth, lr, seed: 2 + abs(lr - (0.008 if depth == 2 else 0.001)), depths=(2, 8))
-    (carried,) = carry_of(found[(found["n_layers"] == 2) | (found["lr"] < 0.008)], "val_loss", {"n_layers": 2})
-    assert (carried.shapes[0].lr, carried.shapes[0].best) == (0.004, 0.001)
-    assert carried.shapes[0].regret == pytest.approx(0.003)
+    with pytest.raises(
+        ValueError, match=r"all runs: lr=0.008, the best at that shape, was not run at n_layers=8; run it"
+    ):
+        carry_of(found[(found["n_layers"] == 2) | (found["lr"] < 0.008)], "val_loss", {"n_layers": 2})
 
 
 def test_a_planted_regret_is_found_and_an_absent_one_is_bounded():
