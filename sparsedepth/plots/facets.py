@@ -39,13 +39,13 @@ from sparsedepth.plots.style import (
     set_layer_scale,
     setting_styles,
 )
-from sparsedepth.quantities import quantity
+from sparsedepth.quantities import axis_label, quantity
 from sparsedepth.quantities.quantity import Named, Scale
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 from sparsedepth.words.captions import escaped, folded, means_text, parts_note, point_text
 from sparsedepth.words.scaling import flops_text
 
-FLOPS_LABEL = "train_flops (FLOP)"
+FLOPS_LABEL = axis_label("train_flops")
 MOST_LINES, MOST_BANDS = 4, 2
 """Lines of settings that may cross in a panel over depths or rates, and with their bands in one over tokens; of more
 each has a panel, with the first one and the others in the background."""

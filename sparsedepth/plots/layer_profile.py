@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.plots.matrices import TRACED, as_matrix, draw_matrix, norm_of, with_traces
 from sparsedepth.plots.page import LEAST_WIDTH, Drawing, caption, colour_bar, paper_width
-from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
+from sparsedepth.plots.runs import AFTER_START, all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED, quantity_of_map
 from sparsedepth.store.connection import Store
@@ -37,6 +37,8 @@ from sparsedepth.words.captions import FACTS, folded, profile_caption, profile_t
 from sparsedepth.words.degeneracy import layer_metrics_caption, reason_text
 
 COLUMNS = 4
+LEAST_PAGE = 8.0
+"""Width in inches of a page of one or two panels, which has its title on one line."""
 TITLE = 32
 """Characters per line of a panel's title."""
 
@@ -92,8 +94,8 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
     """The layer profile of a run, by default of the one with the lowest val_loss among the deepest. Raises ValueError
     for an unknown run, or one without values by layer."""
     depths = store.sql(
-        "select run_id, max(depth) from (select run_id, layer as depth from layers "
-        "union all select run_id, other_layer from pairs) group by run_id"
+        f"select run_id, max(depth) from (select run_id, layer as depth from layers where {AFTER_START} "
+        f"union all select run_id, other_layer from pairs where {AFTER_START}) group by run_id"
     )
     runs = all_runs(store)
     run_id = choose_run(runs, dict(depths.rows), run)  # of the store, so hexadecimal digits
@@ -111,7 +113,7 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
 
 def profile_of(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
     """The profile, from a run's row of `runs` and its rows of `layers` and `pairs` (`at_last_step`)."""
-    n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
+    n_layers = int(max([*layers["layer"], *pairs["other_layer"]]))
     by_metric = dict([*with_traces(pairs, layers).dropna(subset="value").groupby("metric")])
     matrices = {name: as_matrix(by_metric[name], name, n_layers) for name in (*BY_PAIR, TRACED) if name in by_metric}
     return LayerProfile(run=run, n_layers=n_layers, profiles=_profiles(run, layers, n_layers), matrices=matrices)
@@ -174,15 +176,16 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
 def _grid(n_panels: int, n_maps: int) -> tuple[Figure, list[Any], list[Any]]:
     """A page with rows of panels, then rows of maps; and the axes of each."""
     paper = paper_width()
+    most = min(COLUMNS, max(n_panels, n_maps, 1))
     cells: list[tuple[int, int, int]] = []  # row, column, of so many columns
     heights: list[float] = []  # inches
     for n, height in ((n_panels, 1.75), (n_maps, 2.3)):
-        n_columns = int(paper / LEAST_WIDTH) or (COLUMNS - (n % COLUMNS == 1 < n))  # none is alone in a row
+        n_columns = int(paper / LEAST_WIDTH) or (most - (n % most == 1 < n))  # none is alone in a row
         cells += [(len(heights) + i // n_columns, i % n_columns, n_columns) for i in range(n)]
         heights += [height] * -(-n // n_columns)
     heights = heights or [1.75]
-    page = Figure(figsize=(paper or 11, sum(heights) + 0.8))
     width = math.lcm(*(n for *_, n in cells))
+    page = Figure(figsize=(paper or max(LEAST_PAGE, 11 * most / COLUMNS), sum(heights) + 0.8))
     grid = page.add_gridspec(len(heights), width, height_ratios=heights)
     axes = [page.add_subplot(grid[row, width * i // n : width * (i + 1) // n]) for row, i, n in cells]
     return page, axes[:n_panels], axes[n_panels:]

@@ -61,7 +61,7 @@ def removal(store: Store) -> Drawing:
         Panel(key=key, title=escaped(key), x_label="layer left out", y_label="lost without the layer")
         for key in rows["panel"].unique()
     ]
-    return lines_drawing(rows, kinds, " Bars: the 95% interval over a task's documents.")
+    return lines_drawing(rows, kinds, " Intervals, also in the data: 95%, over a task's documents.")
 
 
 def _page(rows: pd.DataFrame, needed: str, n_without: int) -> Figure:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
@@ -80,6 +80,7 @@ from sparsedepth.words.captions import (
 )
 from sparsedepth.words.degeneracy import degeneracy_caption
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.scaling import flops_text
 from sparsedepth.words.values import assignment, plain, readable
 
 WALKS = (
@@ -294,10 +295,10 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
         high = cells[name].max()
         if low > 0 and (IN_RUNS[name].is_ratio or (name == "train_flops" and high > 5 * low)):
             log_scale(axis, which, cells[name])
-    if x == "train_flops":  # few distinct labels (1G, 2G, 5G); costs that are nearly equal in the middle
+    if x == "train_flops":  # few distinct labels (1e9, 2e9, 5e9); costs that are nearly equal in the middle
         if cells[x].max() < 1.01 * cells[x].min():
             axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: flops_text(flops, digits=3)))
 
 
 def slices(store: Store) -> Drawing:

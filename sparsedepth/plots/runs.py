@@ -202,13 +202,16 @@ def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.Dat
     return at_last_step(store, view, "metric in ({})".format(", ".join(f"'{metric}'" for metric in metrics)))
 
 
+AFTER_START = f"(step > 0 or run_id not in (select run_id from runs where {IS_TRAINED} and origin is null))"
+"""Of rows of `layers` and `pairs`: not at the first step of one of our runs."""
+
+
 def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
     """The rows of `layers` or `pairs` at the last step at which each run has each metric; of one of ours after its
     first step."""
     return store.frame(
-        f"select * exclude (step) from {view} where ({condition}) and (step > 0 or run_id not in (select run_id from "
-        f"runs where {IS_TRAINED} and origin is null)) "
-        "qualify step = max(step) over (partition by run_id, metric) order by all"
+        f"select * exclude (step) from {view} where ({condition}) and {AFTER_START} qualify step = "
+        "max(step) over (partition by run_id, metric) order by all"
     )
 
 

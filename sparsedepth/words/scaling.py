@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sparsedepth.train.coordinates import Slope
 
 
-def flops_text(flops: float) -> str:
+def flops_text(flops: float, digits: int = 2) -> str:
     """'2.7e12'"""
-    return f"{flops:.2g}".replace("e+", "e")
+    return f"{flops:.{digits}g}".replace("e+0", "e").replace("e+", "e")
 
 
 def carry_lines(found: "Sequence[Carried]", at: Row) -> list[str]:

@@ -17,7 +17,7 @@ from support.runs_frame import config_of, labelled_grid
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, _grid, layer_profile, layer_profile_page, profile_of
 from sparsedepth.plots.matrices import MOST, TRACED, matrices, mean_matrices, page_of_matrices, pairs_that_exist
-from sparsedepth.plots.page import colour_bar, lay_out
+from sparsedepth.plots.page import NothingToDraw, colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import MISSING
 from sparsedepth.store.connection import open_store
@@ -118,6 +118,17 @@ def test_from_a_store(tmp_path):
         assert layer_profile(store, shallow).data["layer"].tolist() == [1, 2, 1]
         with pytest.raises(ValueError, match=f"nearest of its 2 run ids: {shallow}"):
             layer_profile(store, shallow[:-1] + "x")
+
+
+def test_values_at_initialisation_alone_are_no_profile(tmp_path):
+    start = [{"step": 0, "layer": layer, "metric": "state_norm", "value": 1.0, "n": 1} for layer in range(1, 5)]
+    end = [{**row, "step": 9, "layer": row["layer"] // 2} for row in start[1::2]]
+    make_run(tmp_path, config_of(n_layers=4), {"val_loss": 1.0}, layers=start)
+    with open_store(tmp_path) as store, pytest.raises(NothingToDraw, match="none of the 1 runs has values by layer"):
+        layer_profile(store)
+    make_run(tmp_path, config_of(n_layers=2), {"val_loss": 2.0}, layers=end)
+    with open_store(tmp_path) as store:
+        assert layer_profile(store).data["layer"].tolist() == [1, 2]
 
 
 SCORED_RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}

@@ -82,7 +82,8 @@ def test_one_budget_is_no_panel_but_told():
 
 
 @pytest.mark.parametrize(
-    ("costs", "labels"), [([1e9, 1e9, 1e9], {"900M", "960M", "1.02G", "1.08G"}), ([1e9, 2e9, 7e9], {"1G", "2G", "5G"})]
+    ("costs", "labels"),
+    [([1e9, 1e9, 1e9], {"9e8", "9.6e8", "1.02e9", "1.08e9"}), ([1e9, 2e9, 7e9], {"1e9", "2e9", "5e9"})],
 )
 def test_cost_labels_are_distinct(costs, labels):
     """Costs that differ by nothing, or by a router's few weights, gave '1G 1G 1G'."""
