@@ -120,6 +120,10 @@ lint:
 	$(BIN)ruff format --check .
 	$(BIN)ty check sparsedepth analysis benchmarks
 
+# Bytecode is kept, also where the environment says not to: without it each of the suite's hundreds of commands compiles
+# its libraries again, which is half of what it costs.
+export PYTHONDONTWRITEBYTECODE =
+
 # Torch comes first and pinned: any other package that asked for it would pull the registry's newest build.
 # Modules are compiled where they are imported: of all those that are installed it would take a minute.
 PIP = $(PY) -m pip install -q --no-compile
