@@ -17,7 +17,7 @@ LEVELS = [
     {"plugins"},
     {"quantities"},
     {"words"},
-    {"files"},
+    {"files", "once"},
     {"outside"},
     {"config"},
     {"model", "data", "store"},

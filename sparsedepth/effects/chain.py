@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from types import MappingProxyType
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -40,6 +39,7 @@ from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import as_records, compared, setting_effects
 from sparsedepth.effects.verdict import adjusted
+from sparsedepth.once import once
 from sparsedepth.quantities import OF_STAGE
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Stage
@@ -361,18 +361,13 @@ def interventions(cells: Cells, cause: str, effect: str) -> Iterator[Interventio
                 yield Intervention(moved, tuple(control.get(key) for control in of_controls), of_effect[key])
 
 
-_known: WeakKeyDictionary[Cells, dict[tuple[str, int | None], Effect]] = WeakKeyDictionary()
-"""Of each outcome: several links have it as cause, effect or control."""
-
-
+@once  # several links have an outcome as cause, effect or control
 def _effects_on(cells: Cells, outcome: str) -> dict[tuple[str, int | None], Effect]:
     """(setting, depth) -> its effect; empty for an outcome that was not measured."""
     if cells.runs[outcome].isna().all():
         return {}
-    if (of_outcome := cells.of_outcome(outcome)) not in _known:
-        effects = as_records(setting_effects(of_outcome))
-        _known[of_outcome] = {(effect.setting, effect.n_layers): effect for effect in effects}
-    return _known[of_outcome]
+    effects = as_records(setting_effects(cells.of_outcome(outcome)))
+    return {(effect.setting, effect.n_layers): effect for effect in effects}
 
 
 def is_unchanged(effect: Effect | None) -> bool:

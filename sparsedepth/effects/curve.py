@@ -198,33 +198,34 @@ def _given_roughness(rows: Rows) -> Normal:
     design_RT = np.concatenate([level_RC, level_RC * u_R[:, None], level_RC * (u_R == 0)[:, None]], axis=1)
     half_RZ = np.stack([np.linalg.pinv(rows.information_RR, hermitian=True) @ rows.score_R, u_R**2 / 2], axis=1)
     parts = [
-        _at_roughness(rows.information_RR, of_RL, design_RT, half_RZ, rho)
+        _at_roughness(rows.information_RR, of_RL, design_RT, half_RZ)
         for own in OWN_CURVATURE
         for of_RL in [np.concatenate([rough_RL, own * curved_RC], axis=1) if own else rough_RL]
-        for rho in RHO
     ]
-    return Normal(*map(np.array, zip(*parts, strict=True)))
+    return Normal(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _at_roughness(
-    information_RR: np.ndarray, rough_RL: np.ndarray, design_RT: np.ndarray, half_RZ: np.ndarray, rho: float
+    information_RR: np.ndarray, rough_RL: np.ndarray, design_RT: np.ndarray, half_RZ: np.ndarray
 ) -> Normal:
-    """The same at one roughness, N(0, rho^2) of each of L points."""
-    n_cells = design_RT.shape[1] // 3
+    """The same at each roughness, N(0, rho^2) of each of L points."""
+    n_cells, rho2_G = design_RT.shape[1] // 3, RHO**2
     to_rough_RL = information_RR @ rough_RL
     inner_LL = rough_RL.T @ to_rough_RL
     own_LL = np.eye(len(inner_LL))
-    given_RR = information_RR - to_rough_RL @ np.linalg.solve(inner_LL + own_LL / rho**2, to_rough_RL.T)
-    log_det = np.linalg.slogdet(own_LL + rho**2 * inner_LL)[1] + 2 * n_cells * np.log(rho)
-    explained_TR = design_RT.T @ given_RR
-    prior_TT = np.diag(np.repeat([1e-7, 0.0, 1 / rho**2], n_cells))
+    solved_GLR = np.linalg.solve(inner_LL + own_LL / rho2_G[:, None, None], to_rough_RL.T)
+    given_GRR = information_RR - to_rough_RL @ solved_GLR
+    log_det_G = np.linalg.slogdet(own_LL + rho2_G[:, None, None] * inner_LL)[1] + n_cells * np.log(rho2_G)
+    explained_GTR = design_RT.T @ given_GRR
+    prior_TT = np.diag(np.repeat([1e-7, 0.0, 1.0], n_cells))
+    prior_GTT = np.where(prior_TT == 1.0, 1 / rho2_G[:, None, None], prior_TT)
     # The level of all cells is free, and no effect depends on it; nor on those of cells that share no seed.
-    prior_TT[:n_cells, :n_cells] += 1 / n_cells
+    prior_GTT[:, :n_cells, :n_cells] += 1 / n_cells
     return Normal(
-        precision_GTT=explained_TR @ design_RT + prior_TT,
-        target_GTZ=explained_TR @ half_RZ,
-        square_GZZ=half_RZ.T @ given_RR @ half_RZ,
-        log_G=np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2,  # a step of the grid is one in ln rho
+        precision_GTT=explained_GTR @ design_RT + prior_GTT,
+        target_GTZ=explained_GTR @ half_RZ,
+        square_GZZ=half_RZ.T @ given_GRR @ half_RZ,
+        log_G=np.log(RHO / (RHO_SCALE**2 + rho2_G)) - log_det_G / 2,  # a step of the grid is one in ln rho
     )
 
 

@@ -11,7 +11,7 @@ Shapes: N runs, R rows (cell, lr, role), S seeds, C cells, G points of the grid,
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +82,12 @@ def fit(
 ) -> Fit | None:
     """The fit of the runs of a depth that have a finite outcome; None where they have no noise to judge by: no seed is
     repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
+    return _fit(*(tuple(each_N.tolist()) for each_N in (cell_N, u_N, seed_N, y_N, is_tuning_N)))
+
+
+@lru_cache(maxsize=256)  # the doors of a report ask for the same
+def _fit(*columns: tuple[float, ...]) -> Fit | None:
+    cell_N, u_N, seed_N, y_N, is_tuning_N = map(np.array, columns)
     near_N = np.abs(u_N) <= NEAR
     cell_N, u_N, seed_N, y_N, role_N = (each[near_N] for each in (cell_N, u_N, seed_N, y_N, is_tuning_N))
     middle = y_N.mean()

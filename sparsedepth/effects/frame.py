@@ -17,7 +17,6 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,7 @@ from sparsedepth.effects.depths import depths_of_baseline
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
+from sparsedepth.once import once
 from sparsedepth.quantities import sign
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.comparable_loss import differing_data
@@ -46,8 +46,6 @@ BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
 SIDES = ("the setting", "the baseline")
 OWN_LR, EQUAL_LR, CARRIED_LR = "own lr", "equal lr", "carried lr"
-_known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
-"""The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
 
 
 def compared(cells: Cells) -> pd.DataFrame:
@@ -69,11 +67,10 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     return _frame(cells, rows)
 
 
+@once
 def setting_effects(cells: Cells) -> pd.DataFrame:
-    """The rows of the frame that ask what each setting does, without the other questions; computed once."""
-    if cells not in _known:
-        _known[cells] = _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
-    return _known[cells]
+    """The rows of the frame that ask what each setting does, without the other questions."""
+    return _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
 
 
 def effects_alone(cells: Cells) -> pd.DataFrame:
@@ -90,7 +87,7 @@ def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
     frame = frame.assign(outcome=cells.outcome, unit=cells.unit)
     numbers = [name for name in COLUMNS if name not in TEXTS]
-    return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
+    return frame.astype(dict.fromkeys(numbers, float) | dict.fromkeys(COUNTS, "Int64"))
 
 
 def as_records(effects: pd.DataFrame) -> list[Effect]:

@@ -19,7 +19,7 @@ from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.effects import at_lrs, beyond, more_diverged
 
-BISECTIONS = 28
+BISECTIONS = 14
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -83,7 +83,7 @@ class Distribution:
         return lo, hi
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """By bisection, to 1e-7 standard errors."""
+        """By bisection and a secant, to 1e-7 standard errors."""
         share_K, half = np.array(shares), 8 * float(self.weight_G @ self.sd_G)
         low_K = high_K = np.full(len(share_K), self.estimate)
         while (self.below(low_K) >= share_K).any() or (self.below(high_K) <= share_K).any():
@@ -92,7 +92,8 @@ class Distribution:
             middle_K = (low_K + high_K) / 2
             is_low_K = self.below(middle_K) < share_K
             low_K, high_K = np.where(is_low_K, middle_K, low_K), np.where(is_low_K, high_K, middle_K)
-        return middle_K.tolist()
+        below_K, above_K = self.below(low_K), self.below(high_K)
+        return (low_K + (high_K - low_K) * (share_K - below_K) / (above_K - below_K)).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

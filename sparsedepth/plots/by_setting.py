@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsedepth.once import once
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle
 from sparsedepth.plots.runs import (
@@ -26,7 +27,6 @@ from sparsedepth.plots.runs import (
     measured_models,
     n_changed,
     of_selection,
-    once_per_store,
     setting_names,
     settings_in_order,
     shown_settings,
@@ -121,7 +121,7 @@ def scores(store: Store) -> Drawing:
     return _layer_lines(store, SCORES)
 
 
-@once_per_store
+@once
 def _every_value(store: Store) -> pd.DataFrame:
     """The values by layer of all figures of this file: one reading for a report."""
     values = values_of_metrics(store, "layers", {*BY_DEPTH, *ABSOLUTE_ROWS.values(), *SCORES, *GRADIENTS})

@@ -104,7 +104,7 @@ def isoflop(store: Store) -> Drawing:
         raise NothingToDraw(NO_CURVE)
     try:
         cells = budget_cells(store)
-        return by_budget(of_selection(store, budget_rows(store, cells=cells)), crossovers(cells), cells.outcome)
+        return by_budget(of_selection(store, budget_rows(store)), crossovers(cells), cells.outcome)
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from sparsedepth.once import once
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
-from sparsedepth.plots.runs import ALL, Selection, once_per_store, select, selected, settings_of
+from sparsedepth.plots.runs import ALL, Selection, select, selected, settings_of
 from sparsedepth.plots.style import COLUMNS
 from sparsedepth.plugins import is_accepted
 from sparsedepth.quantities.measured import PLUGINS
@@ -76,7 +77,7 @@ def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
     return figure
 
 
-@once_per_store
+@once
 def _notes(store: Store) -> tuple[str, str]:
     """How the data of a store's runs differ, and its results folders, of several."""
     rows = store.sql("select distinct folder from runs where folder is not null").rows

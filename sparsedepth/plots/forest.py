@@ -13,8 +13,9 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.frame import setting_effects
+from sparsedepth.once import once
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, mark_id, panels, paper_width
-from sparsedepth.plots.runs import cells_of_store, of_selection, once_per_store, read_runs, settings_in_order
+from sparsedepth.plots.runs import cells_of_store, of_selection, read_runs, settings_in_order
 from sparsedepth.plots.style import GREY, depth_colours, log_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -36,7 +37,7 @@ COLUMNS = (
 )
 
 
-@once_per_store
+@once
 def effects_of(store: Store) -> pd.DataFrame:
     """Every setting against the baseline at every depth, on the outcomes of the forest plot, degenerate scores in their
     sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""

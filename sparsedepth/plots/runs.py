@@ -2,15 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of
+from sparsedepth.once import once
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.quantities.quantity import WATCHED
@@ -20,21 +20,6 @@ from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import only_tuning, read_settings
 from sparsedepth.store.tuning_roles import IS_TRAINED, result_rows, without_measured_models
 from sparsedepth.words.differences import only_tuning_text, setting_label
-
-Result = TypeVar("Result")
-
-
-def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Result]:
-    """Keeps what a function returns for a store while that is open: a report draws fifteen figures of one."""
-    kept = WeakKeyDictionary()
-
-    @wraps(function)
-    def of_store(store: Store) -> Result:
-        if store not in kept:
-            kept[store] = function(store)
-        return kept[store]
-
-    return of_store
 
 
 class Selection(NamedTuple):
@@ -73,7 +58,7 @@ def of_selection(store: Store, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.reset_index(drop=True)
 
 
-@once_per_store
+@once
 def all_runs(store: Store) -> pd.DataFrame:
     """The rows of `runs`, with a column `setting`: how a configuration differs from the baseline (`store.setting`)."""
     runs = store.frame("select * from runs order by run_id")
@@ -81,7 +66,7 @@ def all_runs(store: Store) -> pd.DataFrame:
     return pd.concat([runs, settings], axis=1).copy()  # in one piece
 
 
-settings_of = once_per_store(read_settings)
+settings_of = once(read_settings)
 
 
 def read_runs(store: Store) -> pd.DataFrame:
@@ -121,19 +106,19 @@ def short_names(models: pd.Series) -> pd.Series:
     return last.where(models.groupby(last).transform("nunique") < 2, models)
 
 
-@once_per_store
+@once
 def trained_runs(store: Store) -> pd.DataFrame:
     """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
-@once_per_store
+@once
 def cells_of_store(store: Store) -> Cells:
     """The cells of the loss: a report has their effects in tables, figures and sentences."""
     return cells_of(runs := all_runs(store), loss_of(runs))
 
 
-@once_per_store
+@once
 def compared_runs(store: Store) -> pd.DataFrame:
     """The trained ones that effects compare: of several budgets those at one of each depth, without it in the name."""
     runs = trained_runs(store)

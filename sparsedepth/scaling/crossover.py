@@ -19,7 +19,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -28,6 +27,7 @@ from sparsedepth.effects.cells import BASELINE, Cells, cells_of, depth_of
 from sparsedepth.effects.depths import SettingDepths, depths_of, with_budgets
 from sparsedepth.effects.fit import fit_of
 from sparsedepth.effects.verdict import Distribution, adjusted, withheld
+from sparsedepth.once import once
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
@@ -35,8 +35,6 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.words.scaling import flops_text, no_depth_shown
 
 SAME = 1 + 2 * MATCHED
-_known: WeakKeyDictionary[Cells, list["Crossover"]] = WeakKeyDictionary()
-"""Those of the baseline at budgets: a report has them in its recipe and in its answer on depth."""
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
 
@@ -109,12 +107,11 @@ def every_budget(cells: Cells) -> Cells:
     return cells_of(cells.runs, cells.outcome, every_budget=True) if cells.is_one_budget else cells
 
 
+@once
 def baselines_at_budgets(cells: Cells) -> list[Crossover]:
-    """Those of the baseline that are judged at a budget, of all budgets; computed once."""
-    if cells not in _known:
-        found = crossovers_of(every_budget(cells), [BASELINE]) if "flops" in cells.rows else []
-        _known[cells] = [one for one in found if one.largest is not None]
-    return _known[cells]
+    """Those of the baseline that are judged at a budget, of all budgets."""
+    found = crossovers_of(every_budget(cells), [BASELINE]) if "flops" in cells.rows else []
+    return [one for one in found if one.largest is not None]
 
 
 def crossovers_of(cells: Cells, settings: Collection[str] | None = None) -> list[Crossover]:

@@ -23,6 +23,7 @@ from sparsedepth.effects.cells import BASELINE, Cells, Depth, cells_of, depth_of
 from sparsedepth.effects.depths import budget_of, depths_of, with_budgets
 from sparsedepth.effects.fit import CellRuns
 from sparsedepth.effects.verdict import Distribution
+from sparsedepth.once import once
 from sparsedepth.outside import SECONDS
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
@@ -156,7 +157,11 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
 
 def budget_cells(store: Store, outcome: str | None = None) -> Cells:
     """The cells of a loss at every budget. Raises ValueError without a run that was trained to the end."""
-    loss = outcome or loss_in(store)
+    return _budget_cells(store, outcome or loss_in(store))
+
+
+@once
+def _budget_cells(store: Store, loss: str) -> Cells:
     cells = cells_of(read_runs(store, loss), loss, every_budget=True)
     if cells.settings is None:
         raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
@@ -165,16 +170,13 @@ def budget_cells(store: Store, outcome: str | None = None) -> Cells:
     return cells
 
 
-def budget_rows(
-    store: Store, knob: str | None = None, outcome: str | None = None, cells: Cells | None = None
-) -> pd.DataFrame:
+def budget_rows(store: Store, knob: str | None = None, outcome: str | None = None) -> pd.DataFrame:
     """The rows, of the baseline and the settings that change `knob`; `outcome` is the loss, by default the one that
-    compares these runs; `cells`: its `budget_cells`, where they are known. Raises ValueError without any, and for
-    another outcome."""
+    compares these runs. Raises ValueError without any, and for another outcome."""
     loss = outcome or loss_in(store)
     if loss not in LOSSES:
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
-    cells = cells or budget_cells(store, loss)
+    cells = budget_cells(store, loss)
     rows = with_budgets(cells)[["run_id", "n_layers", "changes", "name"]].rename(columns={"name": "setting"})
     fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
     if knob is not None:
@@ -191,6 +193,7 @@ def budget_rows(
     return runs.join(lr_choices(cells), on="run_id", how="inner").drop(columns="changes").reset_index(drop=True)
 
 
+@once
 def lr_choices(cells: Cells) -> pd.DataFrame:
     """run_id -> CHOICES, from the cells of a loss at every budget; without runs at another lr than the one that
     `effects` compares, or scored in another way."""
