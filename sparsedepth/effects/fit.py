@@ -82,14 +82,13 @@ def fit(
 ) -> Fit | None:
     """The fit of the runs of a depth that have a finite outcome; None where they have no noise to judge by: no seed is
     repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
-    return _fit(*(tuple(each_N.tolist()) for each_N in (cell_N, u_N, seed_N, y_N, is_tuning_N)))
+    near_N = np.abs(u_N) <= NEAR
+    return _fit(*(tuple(each_N[near_N].tolist()) for each_N in (cell_N, u_N, seed_N, y_N, is_tuning_N)))
 
 
 @lru_cache(maxsize=256)  # the doors of a report ask for the same
 def _fit(*columns: tuple[float, ...]) -> Fit | None:
-    cell_N, u_N, seed_N, y_N, is_tuning_N = map(np.array, columns)
-    near_N = np.abs(u_N) <= NEAR
-    cell_N, u_N, seed_N, y_N, role_N = (each[near_N] for each in (cell_N, u_N, seed_N, y_N, is_tuning_N))
+    cell_N, u_N, seed_N, y_N, role_N = map(np.array, columns)
     middle = y_N.mean()
     y_N = y_N - middle
     (cell_R, u_R, _), row_N = distinct(cell_N, np.round(u_N, 4), role_N)
