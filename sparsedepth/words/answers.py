@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.words.effects import interval_text, second_look_lines
@@ -30,13 +31,14 @@ class Line(NamedTuple):
 
 
 def recipe_line(card: "Card", by_depth: Sequence[tuple[int, str, str]]) -> Line:
-    """`by_depth`: of each depth its number of layers, what to use there, and its loss, the lowest first."""
+    """`by_depth`: of each depth its number of layers, what to use there, and its outcome, the best first."""
     effect = card.recipe.effect
     answer = sentence(card)
     if len(by_depth) > 1:
         depth, use, loss = by_depth[0]
-        lowest = f"that at {counted(depth, 'layer')} has the lowest {card.recipe.objective}"
-        answer += f" Of the choices at each depth, {lowest}: {loss}, {use}."
+        most = "highest" if IN_RUNS[card.recipe.objective].better == "high" else "lowest"
+        best = f"that at {counted(depth, 'layer')} has the {most} {card.recipe.objective}"
+        answer += f" Of the choices at each depth, {best}: {loss}, {use}."
     line = Line("What to use, at which depth?", answer, verdict="not shown", figure="effects")
     if effect is None or effect.estimate is None:
         return line
@@ -184,5 +186,6 @@ def run_line(question: str, run: Row, loss: str) -> Line:
     name = loss if name == "val_loss" else name
     known = run.get(name) is not None and run[name] == run[name]
     depth = "its layers" if run["n_layers"] is None else counted(int(run["n_layers"]), "layer")
-    answer = text.format(name=name, value=f"{run[name]:.4g}", depth=depth) if known else f"{name} was not measured."
+    why = "is not known: the run diverged" if run.get("outcome") == "diverged" else "was not measured"
+    answer = text.format(name=name, value=f"{run[name]:.4g}", depth=depth) if known else f"{name} {why}."
     return Line(question, answer, verdict="one run, not compared", figure="layer_profile")

@@ -108,6 +108,20 @@ def test_of_a_single_run_the_answers_are_what_it_reached(tmp_path):
     assert {(line.verdict, line.figure) for line in answers} == {("one run, not compared", "layer_profile")}
 
 
+def test_of_a_single_run_that_diverged_no_answer_says_that_it_was_not_measured(tmp_path):
+    make_run(tmp_path, RunConfig(n_layers=6), {"outcome": "diverged", "train_flops": 1e12})
+    with open_store(tmp_path) as store:
+        answers = [line.answer for line in content(store, [tmp_path]).answers]
+    assert answers[0] == "val_loss is not known: the run diverged." and answers[3] == "1e+12 training FLOPs."
+
+
+def test_the_best_depth_is_the_highest_where_higher_is_better(results):
+    with open_store(results) as store:
+        found = [content(store, [results], objective=name) for name in ("causal_score", "val_loss")]
+    told = [of.answers[0].answer for of in found]
+    assert "that at 2 layers has the highest causal_score" in told[0] and "has the lowest val_loss" in told[1]
+
+
 def test_the_card_holds_all_its_fields(contents):
     advice = advice_of(contents.card)
     titles = ["Rule", "Settings", "Tests", "Provenance"]
