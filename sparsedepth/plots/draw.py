@@ -23,7 +23,7 @@ from sparsedepth.words.differences import data_text, pending_text
 from sparsedepth.words.plain_text import did_you_mean, error_text
 
 STYLES = ("screen", "paper")
-OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"
+OF_GRID, OF_ONE_RUN, COMPARES_LOSSES, OF_ALL = "grid", "one run", "losses", "all"
 Progress = Callable[[str, float], None]
 """Gets what is being made, and the share that is done."""
 
@@ -35,7 +35,8 @@ class FigureKind:
     meaning: str
     traits: frozenset[str]
     """OF_GRID: compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results.
-    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does."""
+    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does. OF_ALL: shows no part of the
+    depths and settings."""
 
     @property
     def of_one_run(self) -> bool:
@@ -46,6 +47,8 @@ class FigureKind:
         if OF_GRID in self.traits and search_of(store.roots):
             raise NothingToDraw("a search chose these runs by earlier results; draw --figure slices")
         load = self.place
+        if any(selected.get(store, ALL)[:2]) and (OF_ALL in self.traits or callable(load)):
+            raise NothingToDraw("it shows all depths and settings; leave out --depths and --settings")
         if isinstance(load, str):
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
@@ -134,6 +137,8 @@ def draw(
     _check(figure, None if into_folder else out, format, style)
     if columns not in COLUMNS:
         raise ValueError(f"--columns {columns} is not one of {', '.join(map(str, COLUMNS))}")
+    if columns > 1 and not is_paper:
+        raise ValueError(f"--columns {columns} is of a paper; add --style paper, or leave it out")
     select(store, only)
     figure = figure or ("all" if into_folder else default_figure(store))
     names = [*FIGURES] if figure == "all" else [figure]
@@ -215,11 +220,11 @@ FIGURES = {
         ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
-        ("ladder", "ladder", "loss and worth at each budget of one run each", OF_GRID, COMPARES_LOSSES),
+        ("ladder", "ladder", "loss and worth at each budget of one run each", OF_GRID, COMPARES_LOSSES, OF_ALL),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
-        ("models", "models", "the blocks that measured models need, against those that they have"),
-        ("removal", "models", "what tasks lose without each layer (evaluate --without all), a line per model"),
+        ("models", "models", "the blocks that measured models need, against those that they have", OF_ALL),
+        ("removal", "models", "what tasks lose without each layer (evaluate --without all), a line per model", OF_ALL),
         ("history", "by_setting", "scores of watched trainings along their steps, one line per setting"),
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.plots.matrices import TRACED, as_matrix, draw_matrix, norm_of, with_traces
 from sparsedepth.plots.page import LEAST_WIDTH, Drawing, caption, colour_bar, paper_width
-from sparsedepth.plots.runs import AFTER_START, all_runs, at_last_step, choose_run
+from sparsedepth.plots.runs import AFTER_START, all_runs, at_last_step, choose_run, of_selection
 from sparsedepth.plots.style import MISSING, SERIES, layer_ticks, set_layer_scale
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED, quantity_of_map
 from sparsedepth.store.connection import Store
@@ -98,7 +98,8 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
         f"union all select run_id, other_layer from pairs where {AFTER_START}) group by run_id"
     )
     runs = all_runs(store)
-    run_id = choose_run(runs, dict(depths.rows), run)  # of the store, so hexadecimal digits
+    shown = of_selection(store, runs) if run is None else runs
+    run_id = choose_run(shown, dict(depths.rows), run)  # of the store, so hexadecimal digits
     row = runs[runs["run_id"] == run_id].iloc[0].to_dict()
     layers, pairs = (at_last_step(store, view, f"run_id = '{run_id}'") for view in ("layers", "pairs"))
     profile = profile_of(row, layers, pairs)

@@ -225,8 +225,8 @@ def pareto(store: Store) -> Drawing:
     runs = trained_runs(store)
     if search is None:
         return front(of_selection(store, runs.assign(setting=runs["cell_id"].map(setting_names(store, BUDGET)))))
-    n_runs = runs.groupby("cell_id")["cell_id"].transform("size")
-    return front(runs[n_runs >= least_seeds(search)], search.objectives)  # else only good seeds are left
+    runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= least_seeds(search)]  # else good seeds alone
+    return front(of_selection(store, runs), search.objectives)
 
 
 def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
@@ -321,7 +321,7 @@ def _searched(store: Store) -> tuple[SweepDefinition, pd.DataFrame, str]:
     search = search_of(store.roots)
     if search is None:
         raise NothingToDraw(f"no sampler of one search filled {', '.join(map(str, store.roots))}")
-    runs = trained_runs(store)
+    runs = of_selection(store, trained_runs(store))
     frame = numbered(proposals(runs, search), search.objectives[0])
     if len(frame) < 2:
         raise NothingToDraw("fewer than two proposals finished")

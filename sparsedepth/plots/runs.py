@@ -96,6 +96,7 @@ def measured_models(store: Store) -> pd.DataFrame | None:
     runs = all_runs(store)
     if runs.empty or runs["model"].isna().any():
         return None
+    runs = of_selection(store, runs)
     names = short_names(runs["model"])
     return runs.assign(name=names, setting=BASELINE)[names.isin(names.unique()[:MOST_MODELS])]
 

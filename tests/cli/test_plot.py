@@ -54,6 +54,8 @@ def test_figures_without_data_are_named_within_the_terminal(command, results, tm
         (("plot", "-o", "{tmp}/absent/a.png"), "absent' does not exist; create it"),
         (("plot", "-o", "{tmp}/a", "--format", "gif"), "not one of png, svg, pdf"),
         (("plot", "-o", "{tmp}/a.png", "--format", "svg"), "a.png' is for png, and --format is 'svg'; drop one"),
+        (("plot", "-o", "{tmp}/a.png", "--figure", "learning_rate", "--columns", "2"), "add --style paper"),
+        (("plot", "-o", "{tmp}/a.png", "--figure", "ladder", "--depths", "2"), "shows all depths and settings"),
         (("report", "-o", "{tmp}/report.txt"), "must end in .html"),
         (("report", "-o", "{tmp}/absent/report.html"), "absent' does not exist; create it"),
         (("report", "-o", "{tmp}/a.html", "--objective", "steps"), "no better direction"),
