@@ -27,6 +27,8 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 MOST_MARKS = 1500
 """Points of a panel that answer to the pointer."""
+PAD = 5.0
+"""Pixels around a panel in which a point is still seen."""
 LEAST_WIDTH = 3.0
 """Inches of a panel of a paper, whose labels would lie over the next one's."""
 NARROW, WIDEST = 358, 640
@@ -174,12 +176,12 @@ class Marks(NamedTuple):
     points: list[tuple[float, float, int, int, str, str]]
     """x, y [points of the page, from its upper left corner], number of the group and the kind, text, run ids"""
     n_left_out: int
-    """Beyond MOST_MARKS of a panel."""
+    """Beyond MOST_MARKS of a panel, or its axes."""
 
 
 def mark_id(group: str, kind: str = "") -> str:
-    """The gid of an artist: its group, such as a setting or a depth, and within a group its kind."""
-    return f"mark:{group}:{kind}"
+    """The gid of an artist: its group, such as a setting or a depth, and within a group its kind; names have colons."""
+    return f"mark:{group}\u241f{kind}"
 
 
 def marks_of(page: Figure) -> Marks:
@@ -187,14 +189,14 @@ def marks_of(page: Figure) -> Marks:
     found = [pd.DataFrame(columns=["x", "y", "group", "kind", "text", "runs"])]
     n_left_out = 0
     for axis in page.axes:
-        if not len(rows := getattr(axis, "marks", ())):
-            continue
-        shown = rows.dropna(subset=["x", "y"]).iloc[:: -(-len(rows) // MOST_MARKS)]
-        n_left_out += len(rows) - len(shown)
-        at = axis.transData.transform(shown[["x", "y"]].to_numpy(float)) * 72 / page.dpi
-        height = 72 * page.get_figheight()
-        inside = (at > 0).all(1) & (at < (72 * page.get_figwidth(), height)).all(1)
-        found.append(shown.assign(x=at[:, 0].round(1), y=(height - at[:, 1]).round(1))[inside])
+        rows = getattr(axis, "marks", found[0]).dropna(subset=["x", "y"])
+        shown = rows.iloc[:: -(-len(rows) // MOST_MARKS) or 1]
+        at = axis.transData.transform(shown[["x", "y"]].to_numpy(float))
+        low, high = axis.bbox.padded(PAD).get_points()  # beyond it another panel's points would seem to be
+        inside = (at >= low).all(1) & (at <= high).all(1)
+        n_left_out += len(rows) - int(inside.sum())
+        at = (at * 72 / page.dpi).round(1)
+        found.append(shown.assign(x=at[:, 0], y=(72 * page.get_figheight() - at[:, 1]).round(1))[inside])
     rows = pd.concat(found).fillna("")
     groups, kinds = ([*dict.fromkeys(rows[name])] for name in ("group", "kind"))
     rows = rows.assign(group=rows["group"].map(groups.index), kind=rows["kind"].map(kinds.index))

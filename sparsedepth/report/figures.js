@@ -60,9 +60,9 @@ for (const figure of document.querySelectorAll("figure")) {
     runsTable.keep(kept);
     const names = chosen && new Set(chosen.map(({ group }) => group));
     if (isOfLines) {
-      for (const { artist, mark } of artists) artist.classList.toggle("dim", !!names && !names.has(mark.split(":")[0]));
+      for (const { artist, mark } of artists) artist.classList.toggle("dim", !!names && !names.has(mark.split("\u241f")[0]));
     }
-    said.value = kept ? `${kept.size} runs marked: the table of runs shows them (Escape: all)` : usual;
+    said.value = kept ? `${kept.size} run${kept.size === 1 ? "" : "s"} marked: the table of runs shows them (Escape: all)` : usual;
   };
   const clear = () => {
     brush?.remove();
@@ -117,7 +117,7 @@ for (const figure of document.querySelectorAll("figure")) {
         if (!off.delete(key)) off.add(key);
         button.setAttribute("aria-pressed", String(!off.has(key)));
         for (const { artist, mark } of artists) {
-          const [group, kind] = mark.split(":");
+          const [group, kind] = mark.split("\u241f");
           artist.classList.toggle("off", !isOn({ group, kind }));
         }
       });

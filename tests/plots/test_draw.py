@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import re
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +18,8 @@ from support.runs_frame import config_of
 from sparsedepth import plots
 from sparsedepth.plots.draw import FIGURES, _with_notes, default_figure, draw
 from sparsedepth.plots.models import removal
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, csv_bytes, render
-from sparsedepth.plots.runs import finished_of
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, csv_bytes, mark_id, marks_of, panels, render
+from sparsedepth.plots.runs import Selection, finished_of
 from sparsedepth.store.connection import open_store
 
 START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -114,6 +116,32 @@ def test_the_default_figure_depends_on_the_store():
     assert [default_figure(store) for store in stores] == ["chain", "layer_profile"]
     with pytest.raises(NothingToDraw, match="no complete run"):
         default_figure(SimpleNamespace(roots=(), sql=lambda text: SimpleNamespace(rows=((0, 0),))))
+
+
+def test_a_profile_is_of_a_depth_that_was_asked_for(tmp_path):
+    fill(tmp_path)
+    with open_store(tmp_path) as store:
+        drawn = draw(store, "layer_profile", only=Selection(depths=(2,))).drawings["layer_profile"]
+    assert drawn.data["layer"].max() == 2
+
+
+def test_only_points_that_are_seen_answer_to_the_pointer():
+    page, (upper, lower) = panels(2, 1, 3, 2)
+    for axis in (upper, lower):
+        axis.set(xlim=(0, 4), ylim=(0, 4))
+        y = [1.0, 4.0, np.nan, 6.0]  # at the edge; of a diverged run; above the axis, where the other panel stands
+        axis.marks = pd.DataFrame({"x": [1.0, 2.0, 3.0, 3.0], "y": y, "group": "a", "text": "b"})
+    marks = marks_of(page)
+    assert len(marks.points) == 4 and marks.n_left_out == 2
+
+
+@pytest.mark.parametrize(("group", "kind"), [("corpus=task:parity", ""), ("4 layers", "tokenizer=bpe:8192")])
+def test_groups_and_kinds_are_told_apart_where_their_names_have_colons(group, kind):
+    script = (files("sparsedepth.report") / "figures.js").read_text()
+    between = {*re.findall(r'mark\.split\("(.+?)"\)', script)}
+    assert [
+        mark_id(group, kind).removeprefix("mark:").split(*(one.encode().decode("unicode_escape") for one in between))
+    ] == [[group, kind]]
 
 
 def test_a_run_for_a_figure_of_all_is_refused(store, tmp_path):
