@@ -316,6 +316,8 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
     if given.part == "chain":
         if given.knob is not None:
             raise ValueError(f"--knob {given.knob!r} chooses effects of settings; leave it out with --part chain")
+        if given.by not in (None, "loss"):
+            raise ValueError(f"--by {given.by} is an outcome of settings, and the chain has its own; leave it out")
         found = cells_of(runs, outcome)
         if not is_text:
             return chain.chain_table(chain.chain_evidence(found))
@@ -325,6 +327,8 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
         unlike = store.sql(UNLIKE_SWAPS).rows if outcome.startswith("permutation_score") else ()
         told = [*filter(None, [swaps_line(outcome, unlike), pending_text(pending(store))])]
         return found + _text(told) if isinstance(found, bytes) and told else found
+    if given.detail:
+        raise ValueError("--detail is of effects of settings, which a search has not; leave it out")
     of_axes = importance.by_objective(runs, search, given.by)
     if not is_text:
         return importance.search_table(of_axes)

@@ -40,6 +40,11 @@ def test_one_knob_in_detail(results):
     )  # all at equal tokens
 
 
+def test_the_chain_has_outcomes_of_its_own(results):
+    _, error = sparsedepth("effects", results, "--part", "chain", "--by", "usefulness", code=2)
+    assert "--by usefulness" in error
+
+
 def test_the_chain_has_a_word_for_every_link(results):
     out, _ = sparsedepth("effects", results, "--part", "chain", "--detail")
     assert "residual_variance_last -> usefulness: " in out
