@@ -106,6 +106,9 @@ class MeasureCommand:
         given, fields = self._tokens(), self._fields()
         if (self.model is None) is (self.models is None):
             raise ValueError("measure takes MODEL, or --models FILE; give one of them")
+        of_one = ("tokens", "targets", "fit_tokens", "revisions", "name", "tokens_per_step", "keep")
+        if self.models and (beside := [name for name in of_one if getattr(self, name) is not None]):
+            raise ValueError(f"--{beside[0].replace('_', '-')} is for one MODEL; leave it out with --models")
         if self.models is not None or self.revisions is not None:
             if self.out is None:
                 raise ValueError("several models need -o DIR, their results folder")

@@ -77,6 +77,12 @@ def test_a_failing_model_costs_its_row(board):
         sd.measure(models=path, out=out, measures=MEASURES, device="cpu")
 
 
+@pytest.mark.parametrize("given", [{"revisions": "step1"}, {"keep": 0}, {"name": "mine"}])
+def test_what_is_of_one_model_is_refused(tmp_path, given):
+    with pytest.raises(ValueError, match=f"--{next(iter(given))} is for one MODEL; leave it out with --models"):
+        sd.measure(models=tmp_path / "models.yaml", out=tmp_path / "out", **given)
+
+
 def test_the_same_bytes_are_scored_and_enough_tokens_fit_the_maps(board, place):
     _, out, _ = board
     with sd.open_store(out) as store:
