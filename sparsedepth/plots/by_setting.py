@@ -250,8 +250,9 @@ def by_depth(
         axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
 
     panel = partial(panel_of, x="share", x_label="layer / number of layers")
+    threshold: Named = {"decorate": draw_threshold, "note": " Dashed: usefulness threshold."}
     kinds = [
-        panel(name, decorate=draw_threshold if name == "affine_loss_increase" else None)
+        panel(name, **threshold if name == "affine_loss_increase" else {})
         for name in ORDER
         if (points["panel"] == name).any()
     ]
@@ -264,7 +265,7 @@ def by_depth(
 def _points(store: Store) -> pd.DataFrame:
     """Of trainings of others: the finished rows of `runs`."""
     runs = all_runs(store)
-    return runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")]
+    return of_selection(store, runs[(runs["origin"] == WATCHED) & (runs["outcome"] == "ok")])
 
 
 def history(store: Store) -> Drawing:

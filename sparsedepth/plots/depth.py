@@ -74,8 +74,7 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     caption += degeneracy_caption(usable_forms(measured[:1], runs, may_replace=False).values())
     points = pd.concat([points[points["setting"] == name] for name in settings], ignore_index=True)
     kinds = [_panel(name, points[points["panel"] == name]) for name in names]
-    notes = caption + notes + " Dotted: every block is needed." * any(kind.decorate for kind in kinds)
-    return lines_drawing(points, kinds, notes)
+    return lines_drawing(points, kinds, caption + notes)
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
@@ -85,9 +84,11 @@ def _is_measured(runs: pd.DataFrame, name: str) -> bool:
 def _panel(name: str, points: pd.DataFrame) -> Panel:
     is_log = IN_RUNS[name].scale == "log" and (points["mean"] > 0).all()
     look: dict[str, Any] = {"x": "depth", "x_label": "n_layers", "scale": "log" if is_log else "linear"}
+    look |= {"note": " Geometric means on logarithmic axes." if is_log else ""}
     # Far above the points the diagonal would flatten them.
     if name == NEEDED[0] and 3 * points[["mean", "hi"]].stack().max() >= points["x"].max():
         look |= {"decorate": _every_block_is_needed, "range": range_of(points.assign(hi=points["x"]))}
+        look |= {"note": " Dotted: every block is needed."}
     return panel_of(name, **look)
 
 

@@ -71,6 +71,8 @@ class Panel:
     """Of the vertical axis; by default that of all values and intervals."""
     decorate: Callable[[Any, pd.DataFrame], None] | None = None
     """Draws into the axes what is no line of a setting, of the rows where they are drawn; it changes no range."""
+    note: str = ""
+    """What the caption says where it is drawn."""
 
 
 def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
@@ -156,7 +158,8 @@ def draw_facets(
     if has_names and "lines" in forms:
         settings_legend(page, names, 1 + columns, extra)
     said = parts_note(forms, next(iter(names)), [kind for kind in kinds if kind not in varied])
-    caption(page, *f"{means_text(rows)}{notes}{said}".splitlines())
+    own_notes = "".join(dict.fromkeys(kind.note for kind in varied))
+    caption(page, *f"{means_text(rows)}{own_notes}{notes}{said}".splitlines())
     return page
 
 

@@ -191,10 +191,9 @@ def models_caption(needed: str, n_models: int, n_without: int, n_texts: int) -> 
 
 def by_layer_caption(points: "pd.DataFrame", is_search: bool) -> str:
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
-    threshold = " Dashed: usefulness threshold." * ("affine_loss_increase" in {*points["panel"]})
     depths = {*points["n_layers"]}
     at = f"At {counted(max(depths), 'layer')}, by" if len(depths) == 1 else "By"  # the legend names several
-    return f" {at} layer: {shown}.{threshold}{lr_range(points['lr'])}"
+    return f" {at} layer: {shown}.{lr_range(points['lr'])}"
 
 
 def rates_marked(points: "pd.DataFrame") -> str:
@@ -216,8 +215,6 @@ def depth_caption(points: "pd.DataFrame", n_settings: int, n_single: int, n_dive
     """`points`: of all settings, of which `n_settings` are drawn."""
     names = set(points["panel"])
     text = f" {counted(n_settings, 'setting')}, at tuned values, if any."
-    if "residual_variance_last" in names:
-        text += " Geometric means on logarithmic axes."
     if "residual_variance_last" in names:
         text += lr_range(
             points["lr"], f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
@@ -301,7 +298,7 @@ def profile_caption(profile: "LayerProfile", degenerate: Mapping[str, str], note
         scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")
     marked = ", ".join(f"{', '.join(names)} ({reasons})" for reasons, names in scores.items())
     text += notes + (f" Degenerate, so no evidence: {marked}." if marked else "")
-    return text + (f" Not shown on logarithmic axes: {n_hidden} values that are not positive." if n_hidden else "")
+    return text + not_shown(n_hidden, "value", " at or below 0, on logarithmic axes")
 
 
 def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", points: "pd.DataFrame") -> str:
@@ -310,18 +307,18 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
     lo, hi = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
     interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
     n_hidden = int((points[f"{term.name}_rest"] <= 0).sum())
-    hidden = f"\n{n_hidden} points at or below 0 not shown" if n_hidden else ""
+    hidden = f"\n{counted(n_hidden, 'point')} at or below 0 not shown" if n_hidden else ""
     return f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval}){hidden}"
 
 
-def ladder_caption(n_hidden: int, drifting: Sequence[str]) -> str:
+def ladder_caption(n_hidden: int, drifting: Sequence[str], of: str = "compute") -> str:
     value = (
         f"at each budget of {', '.join(drifting)}, whose drift is shown; else one value" if drifting else "one value"
     )
-    more = f" {n_hidden} settings that are worth less are not drawn." if n_hidden else ""
+    more = not_shown(n_hidden, "setting", " worth less")
     return (
-        " Above: grey, the law of the baseline with its 95% band. Below: the compute that the "
-        f"baseline needs for the same loss, over that of the setting, with its 95% interval: {value} for all budgets. "
+        f" Above: grey, the law of the baseline with its 95% band. Below: the {of} that the baseline needs for the "
+        f"same loss, over that of the setting, with its 95% interval: {value} for all budgets. "
         f"Pale: with a drift that is not shown.{more}"
     )
 

@@ -43,6 +43,12 @@ def test_means_and_intervals_over_seeds():
     assert [variance["mean"], variance["lo"], variance["hi"]] == pytest.approx([10, 10 / spread, 10 * spread], rel=1e-5)
 
 
+def test_a_caption_tells_of_the_panels_that_are_drawn():
+    alone = " ".join(by_depth(RUNS).of_panels(["val_loss"]).page().get_supxlabel().split())
+    for told in ("Dotted: every block is needed.", "Geometric means on logarithmic axes."):
+        assert told in caption(RUNS) and told not in alone
+
+
 def test_intervals_are_cut_at_the_range():
     one_needs_all = RUNS.assign(needed_layers=np.where(RUNS["seed"] == 0, 4.3, 0.3))  # mean 4.9/3, half-width 5.7
     points = by_depth(one_needs_all).data

@@ -44,7 +44,7 @@ def test_points_below_zero_are_counted_not_drawn(fitted):
     numbers = law_points(low)
     below = [term.name for term in low.law.terms if (numbers[f"{term.name}_rest"] <= 0).sum() == 1]
     page = law_page(numbers, low)
-    titles = [axis.get_title() for axis in page.axes if "1 points at or below 0 not shown" in axis.get_title()]
+    titles = [axis.get_title() for axis in page.axes if "1 point at or below 0 not shown" in axis.get_title()]
     assert len(titles) == len(below) > 0
 
 
