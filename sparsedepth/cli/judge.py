@@ -83,6 +83,6 @@ def judge(
             raise ValueError(f"--plot {plot} is of a ladder, one run at each of three budgets or more; leave it out")
         from sparsedepth.plots.ladder import draw_ladder  # imports matplotlib
 
-        draw_ladder(found.ladder.laws, found.baseline, plot)
+        draw_ladder(found.ladder.laws, found.baseline, plot, found.columns["loss"], found.currency)
     write(wrapped(lines).encode() if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])

@@ -21,7 +21,7 @@ from sparsedepth.scaling.multiplier import MultiplierLaw, laws_of
 from sparsedepth.scaling.points import BASELINE
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import Store
-from sparsedepth.words.captions import ladder_caption
+from sparsedepth.words.captions import escaped, ladder_caption
 
 MOST = 8
 """Settings, those that are worth most."""
@@ -35,32 +35,36 @@ def ladder(store: Store) -> Drawing:
         raise NothingToDraw(str(error)) from None
 
 
-def draw_ladder(laws: Mapping[str, MultiplierLaw], baseline: str, path: Path) -> None:
+def draw_ladder(laws: Mapping[str, MultiplierLaw], baseline: str, path: Path, loss: str, currency: str) -> None:
     """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it. Raises ValueError for another suffix."""
     check_path(path)
-    write(ladder_drawing(laws, baseline), path)
+    write(ladder_drawing(laws, baseline, loss, currency), path)
 
 
-def ladder_drawing(laws: Mapping[str, MultiplierLaw], baseline: str) -> Drawing:
-    """Its points: panel ('loss' or 'multiplier'), setting, x (train_flops), mean, lo, hi, with_drift, n_seeds."""
+def ladder_drawing(
+    laws: Mapping[str, MultiplierLaw], baseline: str, loss: str = "loss (nat/token)", currency: str = "compute"
+) -> Drawing:
+    """`loss`, `currency`: what losses and budgets are called.
+
+    Its points: panel ('loss' or 'multiplier'), setting, x (train_flops), mean, lo, hi, with_drift, n_seeds."""
     worth = {name: law.worth.estimate if law.worth else -np.inf for name, law in laws.items()}
     shown = sorted(laws, key=worth.__getitem__, reverse=True)[:MOST]
     first = laws[shown[0]]
     points = _points(first, baseline, {name: laws[name] for name in shown})
     worths = points[points["panel"] == "multiplier"]
     looks = setting_styles(settings_in_order(points["setting"]))
-    look: Named = {"x": "flops", "x_label": FLOPS_LABEL}
+    look: Named = {"x": "flops", "x_label": FLOPS_LABEL if currency == "compute" else escaped(currency)}
     kinds = [
-        Panel(key="loss", y_label="loss (nat/token)", decorate=partial(_draw_band, first), **look),
+        Panel(key="loss", y_label=escaped(loss), decorate=partial(_draw_band, first), **look),
         Panel(
             key="multiplier",
-            y_label="compute multiplier",
+            y_label=f"{escaped(currency)} multiplier",
             range=range_of(worths),
             decorate=partial(_draw_pale, looks),
             **look,
         ),
     ]
-    notes = ladder_caption(len(laws) - len(shown), [name for name in shown if laws[name].has_drift])
+    notes = ladder_caption(len(laws) - len(shown), [name for name in shown if laws[name].has_drift], currency)
     return lines_drawing(points, kinds[: 2 - worths.empty], notes, columns=1, size=(4.6, 2.9))
 
 

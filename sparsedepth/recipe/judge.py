@@ -24,7 +24,7 @@ from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.outside import SECONDS
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
-from sparsedepth.recipe.judge_table import TableRuns, check_variant, read_runs
+from sparsedepth.recipe.judge_table import TableRuns, check_variant, is_flops, read_runs
 from sparsedepth.recipe.variants import variant_effects
 from sparsedepth.scaling.ladder import MIN_BUDGETS
 from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
@@ -59,6 +59,11 @@ class Judgement:
     """'10 of 12 runs, 2 without a loss', and what was done to names and values."""
     ladder: JudgedLadder | None = None
     """Of one run at each budget, whose table has columns of its own."""
+
+    @property
+    def currency(self) -> str:
+        """What multipliers are of: 'compute', or the name of the column of budgets that are no FLOPs."""
+        return "compute" if is_flops(self.columns) else self.columns.get("budget", "compute")
 
     @property
     def verdict(self) -> str:

@@ -38,7 +38,7 @@ def judgement_lines(found: "Judgement") -> list[str]:
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
-        return [*lines, f"Better: {_gain(better[0])}{others}."]
+        return [*lines, f"Better: {_gain(better[0], found.currency)}{others}."]
     if worse:
         rest = "; not shown: the others" if len(worse) < len(records) else ""
         return [*lines, f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}."]
@@ -88,19 +88,20 @@ LADDER_SHOWN = (
 
 def ladder_lines(found: "Judgement") -> list[str]:
     """What was read, and what each variant is worth."""
-    return [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}", *multiplier_lines(found.table)]
+    lines = multiplier_lines(found.table, found.currency)
+    return [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}", *lines]
 
 
-def multiplier_lines(table: "QueryResult") -> list[str]:
-    """The table of multipliers of a ladder, and the answer for each variant, a sentence each."""
+def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
+    """The table of multipliers of a ladder, and the answer for each variant, a sentence each; `of`: of what."""
     records = table.records()
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     return [
-        "multiplier: how much more compute the baseline would need for the same loss, by one law for both at all "
+        f"multiplier: how much more {of} the baseline would need for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, "
         "over variants",
         fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,
-        *(f"{_at_depth(record)}{record['variant']!r}: {ladder_sentence(record)}." for record in records),
+        *(f"{_at_depth(record)}{record['variant']!r}: {ladder_sentence(record, of)}." for record in records),
         f"Better: {', '.join(map(repr, better))}."
         if better
         else "Not shown: no variant is better beyond noise."
@@ -113,21 +114,21 @@ def _at_depth(record: Row) -> str:
     return "" if record.get("n_layers") is None else f"n_layers={record['n_layers']}, "
 
 
-def ladder_sentence(record: Row) -> str:
+def ladder_sentence(record: Row, of: str = "compute") -> str:
     """'worth 1.15 times the compute (1.08 to 1.22) at every size; extrapolated: 1.16 (1.02 to 1.31) at 2.6e19'"""
     beyond = f"extrapolated: {place_text(record, 'beyond')}" if record["beyond"] else ""
-    return "; ".join(filter(None, (worth_text(record), beyond, time_text(record))))
+    return "; ".join(filter(None, (worth_text(record, of), beyond, time_text(record))))
 
 
-def worth_text(record: Row) -> str:
+def worth_text(record: Row, of: str = "compute") -> str:
     if record["multiplier"] is None:
         return f"withheld: {record['reason']}"
     if record["lo"] is None:
-        return f"about {record['multiplier']:.3g} times the compute; not shown: {record['reason']}"
+        return f"about {record['multiplier']:.3g} times the {of}; not shown: {record['reason']}"
     if record["p_drift"] is not None and record["p_drift"] < ALPHA:
         text = f"{drift_word(record['at_smallest'], record['at_largest'])}: {ends_text(record)}"
     else:
-        text = multiplier_text(record["multiplier"], record["lo"], record["hi"], " times the compute")
+        text = multiplier_text(record["multiplier"], record["lo"], record["hi"], f" times the {of}")
         text = f"worth {text} at every size"
     if record["verdict"] == "not shown":
         text = f"not shown: {text}; a gain of {record['detectable']:.3g} times would probably have been seen"
@@ -151,11 +152,11 @@ def place_text(record: Row, name: str) -> str:
     return f"{text} at {flops_text(budget)}"
 
 
-def _gain(record: Row) -> str:
+def _gain(record: Row, of: str) -> str:
     text = f"{record['variant']!r} by {-record['effect']:.3g} ({-record['hi']:.3g} to {-record['lo']:.3g})"
     if record["multiplier"] is not None:
         ends = record["multiplier_lo"], record["multiplier_hi"]
-        text += f", worth {multiplier_text(record['multiplier'], *ends, ' times the compute')}"
+        text += f", worth {multiplier_text(record['multiplier'], *ends, f' times the {of}')}"
     return text + (f", {record['time_multiplier']:.3g} times the time" if record["time_multiplier"] else "")
 
 

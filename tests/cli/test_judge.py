@@ -312,6 +312,17 @@ def test_a_ladder_is_answered_in_a_sentence_for_each_variant(command, tmp_path):
     assert new["beyond_hi"] / new["beyond_lo"] > new["hi"] / new["lo"] > 1, "an extrapolation is less certain"
 
 
+def test_budgets_that_are_no_flops_and_losses_in_another_unit_have_their_own_names(command, tmp_path):
+    path = rungs(tmp_path / "runs.csv", power_law)
+    own = pd.read_csv(path).drop(columns="tokens").rename(columns={"flops": "steps", "loss": "val_bpb"})
+    own.to_csv(path, index=False)
+    out, _ = command("judge", path, "--plot", tmp_path / "a.svg")
+    assert " times the steps (" in out and "compute" not in out
+    picture = (tmp_path / "a.svg").read_text()
+    assert ">val_bpb<" in picture and ">steps multiplier<" in picture
+    assert not any(word in picture for word in ("FLOP", "nat/token", "compute"))
+
+
 def test_a_pinned_asymptote_changes_the_worth_as_the_formula_says(tmp_path):
     """ln m = ln(part of the baseline / part of the variant) / alpha, of what lies above L_inf."""
     path = rungs(tmp_path / "runs.csv", power_law)
