@@ -154,7 +154,12 @@ def experts_of(k: int) -> Callable[[Block], None]:
 
 
 def by_keys(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
-    spans = [slice(2**power // 2, 2**power) for power in range(1, tokens_BT.shape[1].bit_length())]
+    n_keys = min(
+        tokens_BT.shape[1], probed.model.config.sliding_window or tokens_BT.shape[1]
+    )  # later tokens see no more
+    spans = [slice(2**power // 2, 2**power) for power in range(1, n_keys.bit_length())]
+    if len(spans) < 2:
+        return
     keys_X = [1 / np.mean([1 / (place + 1) for place in range(span.start, span.stop)]) for span in spans]
     variance_LBT = branch_variances(probed, list(stream(probed, tokens_BT)), 0)
     y_LX = np.stack([variance_LBT[:, :, span].mean((1, 2)).numpy() for span in spans], axis=1)

@@ -53,6 +53,10 @@ def test_uniform_attention_over_independent_tokens_falls_with_their_number_and_o
     probed = decoder(still, n_layers=4)
     ((_, verdict, slope),) = found(theorems.by_keys, probed, integers(400, 40, 64))
     assert verdict == "holds within the interval" and slope.mean == pytest.approx(-1, abs=0.1)
+    ((_, verdict, slope),) = found(
+        theorems.by_keys, decoder(still, n_layers=4, sliding_window=8), integers(400, 40, 64)
+    )
+    assert verdict == "holds within the interval" and slope.mean == pytest.approx(-1, abs=0.1)
     ((_, verdict, slope),) = found(theorems.by_keys, probed, torch.full((40, 64), 7))
     assert verdict == "does not hold" and slope.mean == pytest.approx(0, abs=1e-3)
 
