@@ -85,13 +85,15 @@ def test_costs_say_what_they_are_relative_to():
 
 def test_what_carrying_lr_costs_and_whether_it_may_be():
     regret = (0.0123, 0.001, 0.024)
+    shapes = [Record(regret=0.0), Record(regret=0.025), Record(regret=None, shape="n_layers=24", lr=0.01)]
     lines = scaling.carry_lines(
-        [Record(setting="baseline", regret=regret, n_seeds=3, shapes=(6, 12), rms=0.02)], {"n_layers": 6}
+        [Record(setting="baseline", regret=regret, n_seeds=3, shapes=shapes, rms=0.02)], {"n_layers": 6}
     )
     assert lines[0] == (
         "baseline: carrying lr from n_layers=6 adds 0.0123 nat/token (0.001 to 0.024, 3 seeds, 2 shapes); rms over "
         "shapes, for a definition: carry_regret: 0.02"
     )
+    assert lines[1] == "baseline: left out: n_layers=24, where lr=0.01, the best at n_layers=6, was not run"
     slopes = [
         Record(axis=axis, quantity="update", slope=slope, is_flat=abs(slope) < 0.2)
         for axis, slope in (("d_model", 0.5), ("n_layers", 0.01))
@@ -105,7 +107,9 @@ def test_captions_of_ladders_and_of_parallel_lines():
     assert "with its 95% interval: one value for all budgets." in captions.ladder_caption(0, [])
     drifting = captions.ladder_caption(2, ["depth_scale=lns"])
     assert "at each budget of depth_scale=lns, whose drift is shown; else one value" in drifting
-    assert drifting.endswith(" 2 settings that are worth less are not drawn.")
+    assert drifting.endswith(" Not shown: 2 settings worth less.")
+    assert captions.ladder_caption(1, [], "tokens").endswith(" Not shown: 1 setting worth less.")
+    assert "Below: the tokens that the baseline needs" in captions.ladder_caption(0, [], "tokens")
     assert captions.parallel_caption(1, "val_loss").startswith("Each line: one of 1 proposal, darker the better")
 
 
