@@ -86,7 +86,8 @@ def import_(given: ImportCommand) -> None:
     out = given.out
     skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
-    print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
+    found = f"{counted(result.runs, 'run')} in {counted(result.clusters, 'cluster')}"
+    print(f"{out}: {found}, from {counted(result.rows, 'row')}{skipped_text}")
     for note in result.notes:
         print(f"note: {note}")
     if result.unknown:
@@ -162,4 +163,4 @@ def sync(
         if not repeats:
             break
         time.sleep(every)
-    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.view_command}")
+    print(f"{counted(n_sent, 'run')} sent to {to}: {tracker.place}\nnext: {tracker.view_command}")

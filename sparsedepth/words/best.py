@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth import quantities
 from sparsedepth.words.degeneracy import caution, degeneracy_text, weakness_text
 from sparsedepth.words.differences import baseline_text, cost_text, data_text, depth_text, setting_label
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.runs import import_note, layers_hint, search_text, version_text
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import number_text
@@ -45,7 +45,7 @@ def heading(ranking: "Ranking") -> str:
     lines = (
         search_text(search) if search else "",
         f"{ranking.by}{unit}, {quantity.better}er is better, mean over seeds {interval}:",
-        f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
+        f"{counted(ranking.n_cells, 'configuration')}{depths}{part}, {counted(ranking.n_runs, 'run')}{diverged}",
         cost_text(ranking.differences, columns),
         "" if search else baseline_text(ranking.differences),
         "means of runs at the lr that tuning chose; `effects` compares fitted values, at the best lr of each curve"

@@ -135,9 +135,11 @@ def remark_lines(summary: "SweepSummary") -> list[str]:
 
 def other_runs_text(n: int) -> str:
     """A line about complete runs of the folder that are not in its definition; '' if there are none."""
+    them = "it" if n == 1 else "them"
     return (
-        f"{n} other complete runs are in the folder (from an earlier version of the definition, or `train`); query, "
-        "best, plot, effects and recipe include them; to exclude them, move them out of runs/"
+        f"{counted(n, 'other complete run')} {'is' if n == 1 else 'are'} in the folder (from an earlier version of the "
+        f"definition, or `train`); query, best, plot, effects and recipe include {them}; to exclude {them}, move "
+        f"{them} out of runs/"
         if n
         else ""
     )

@@ -75,7 +75,7 @@ def test_a_read_only_mount_is_read_and_never_written(small_disk, tmp_path):
     assert "1 complete, 0 running, 0 interrupted, 0 failed, 1 planned" in sparsedepth("status", results)[0]
     assert run_id in sparsedepth("logs", results)[0]
     assert sparsedepth("query", results, "select run_id from runs", "--format", "csv")[0].split() == ["run_id", run_id]
-    assert "1 configurations, 1 runs" in sparsedepth("best", results)[0]
+    assert "1 configuration, 1 run" in sparsedepth("best", results)[0]
     for command in (
         ("sweep", path, "--out", results),
         ("query", results, "select 1", "-o", results / "answer.csv"),

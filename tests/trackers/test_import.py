@@ -92,7 +92,7 @@ def test_a_run_that_did_not_finish_comes_in_only_if_the_map_looks_at_status(trac
     tracker(WHOLE, CUT)
     assert "1 of 2 runs did not finish, such as b (unfinished)" in imported("wandb:runs", MAP, code=2)
     said = imported("wandb:runs", {**MAP, "where": "status == 'finished'"})
-    assert "1 runs in 1 clusters, from 2 rows; 1 excluded by where" in said
+    assert "1 run in 1 cluster, from 2 rows; 1 excluded by where" in said
     assert (
         len(rows_of("wandb:runs", {"fields": {"outcome": {"of": "status", "values": {"unfinished": "diverged"}}}})) == 2
     )

@@ -270,7 +270,7 @@ def test_a_real_tracker_holds_every_run_once_also_after_a_kill(results, name, mo
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     out, _ = sparsedepth(*command)
-    assert out.splitlines()[-2].startswith(("1 runs sent", "2 runs sent"))
+    assert out.splitlines()[-2].startswith(("1 run sent", "2 runs sent"))
     assert "0 runs sent" in sparsedepth(*command)[0]
     runs = READ[name](results)
     assert set(runs) == {config_of(n_layers=2, seed=seed).run_id for seed in (0, 1, 2)}

@@ -56,6 +56,7 @@ def test_counts_and_remarks_of_a_folder():
     diverged, packages, others = status.remark_lines(summary)
     assert diverged.startswith("1 of the complete runs diverged") and packages == "packages differ"
     assert others.startswith("2 other complete runs are in the folder") and status.other_runs_text(0) == ""
+    assert status.other_runs_text(1).startswith("1 other complete run is in the folder")
 
 
 def test_tasks_of_slurm_are_told_by_state_and_end():
