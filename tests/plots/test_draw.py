@@ -75,7 +75,10 @@ def test_numbers_of_a_csv_are_exact_and_formulas_escaped():
 def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_path):
     figures = draw(store, "depth", tmp_path / "a.png", style="paper")
     assert [path.name for path in figures.paths] == ["a.pdf", "a.png"] and (tmp_path / "a.csv").exists()
-    assert figures.captions["depth"].startswith("One run each. 2 settings, at tuned values")
+    assert (
+        figures.captions["depth"].startswith("One run each.")
+        and "2 settings, at tuned values" in figures.captions["depth"]
+    )
     width, _ = plt.imread(tmp_path / "a.png").shape[1::-1]
     assert width == pytest.approx(3.35 * 600, abs=2)
     paths = draw(store, "layer_profile", tmp_path / "b.png", style="paper").paths
