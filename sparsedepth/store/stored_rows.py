@@ -17,7 +17,7 @@ import os
 import stat
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities.quantity import Named, Row, Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
+from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.parquet import (
     arrow_schema,
     check_within,
@@ -265,15 +266,28 @@ def read_table(folder: Path, index: Row, name: str, schema: pa.Schema) -> pa.Tab
 
 
 def read_runs(folder: Path, index: Row) -> pa.Table:
-    """`runs`, `completed`; of a version that is not READABLE its keys alone. Raises as `open_file` does."""
+    """`runs`, `completed`; its keys alone of a version that is not READABLE, or where it lacks what a plugin that was
+    not loaded when it was written measured. Raises as `open_file` does."""
     schema = runs_schema()
     file = open_file(folder, index, "runs")
     if file is None:
         return empty_table(schema)
-    is_readable = index.get("version") in READABLE
-    wanted = {*file.schema.names} if is_readable else {"run_id", "folder", *MARKER_COLUMNS}
-    runs = file.part(pa.schema([field for field in schema if field.name in wanted])).in_memory()
-    return completed(runs, schema) if is_readable else runs
+    present = {*file.schema.names}
+
+    def columns(names: Container[str]) -> pa.Table:
+        return file.part(pa.schema([field for field in schema if field.name in names])).in_memory()
+
+    if index.get("version") in READABLE:
+        runs = columns(present)
+        lacking = {each.quantity.measure for each in quantities.RUNS if each.quantity and each.name not in present}
+        if not lacking or "plugins" not in present or not lacking & plugins_of(runs["plugins"].to_pylist()).keys():
+            return completed(runs, schema)
+    return columns({"run_id", "folder", *MARKER_COLUMNS})
+
+
+def is_readable(runs: pa.Table) -> bool:
+    """Whether `read_runs` has more than keys."""
+    return runs.column_names == runs_schema().names
 
 
 def open_views(folder: Path, index: Row) -> dict[Table, pa.Table | LazyTable]:

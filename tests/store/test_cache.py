@@ -1,16 +1,18 @@
+import hashlib
 import json
 import shutil
 from contextlib import contextmanager
 
 import pyarrow.parquet as pq
 import pytest
-from support.made_up_runs import make_run
+from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.cli.read import query
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import cache, run_record, stored_rows
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.packs import pack
 from sparsedepth.store.run_record import finish
 
 
@@ -59,6 +61,23 @@ def test_the_second_time_nothing_is_read_again(tmp_path, small_limit, read_folde
 
 def segments(results):
     return sorted(path.parent for path in results.glob(".cache/*/pack.json"))
+
+
+def test_what_a_plugin_measured_is_read_once_the_plugin_is_loaded(tmp_path, small_limit):
+    """A cache and a pack that were written without the plugin lack its columns."""
+    made = {**MANIFEST, "plugins": {"loss": {"code": "0" * 12, "file": "loss.py"}}}
+    for seed in range(6):
+        make_run(tmp_path / "results", RunConfig(n_layers=2, seed=seed), {"val_loss": float(seed)}, manifest=made)
+    pack(tmp_path / "results", tmp_path / "pack")
+    open_store(tmp_path / "results").close()
+    for folder in (tmp_path / "pack", *segments(tmp_path / "results")):
+        rows, index = folder / "runs.parquet", json.loads((folder / "pack.json").read_text())
+        pq.write_table(pq.read_table(rows).drop_columns(["val_loss"]), rows)
+        index["files"]["runs.parquet"] = hashlib.sha256(rows.read_bytes()).hexdigest()
+        (folder / "pack.json").write_text(json.dumps(index))
+    for name in ("results", "results", "pack"):  # the second time from a new cache
+        with open_store(tmp_path / name) as store:
+            assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((6, 15.0),)
 
 
 def test_only_new_runs_are_read(tmp_path, small_limit, monkeypatch, read_folders):
