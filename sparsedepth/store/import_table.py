@@ -244,7 +244,9 @@ def as_type(value: Any, type: str) -> Scalar | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if type == "BIGINT":
-        return int(value) if float(value).is_integer() and abs(value) < 2**63 else None
+        whole = round(value)
+        is_whole = math.isclose(value, whole, rel_tol=1e-12)  # 4.1 * 1e6 is 4099999.9999999995
+        return whole if is_whole and abs(whole) < 2**63 else None
     return float(value)
 
 

@@ -59,6 +59,18 @@ def frame_of(folder: Path) -> pd.DataFrame:
         return store.frame("select * from runs order by n_layers, train_tokens")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "unit", "whole"), [("4.1", "million", 4_100_000), ("8.2", "billion", 8_200_000_000)]
+)
+def test_a_whole_number_in_another_unit_is_whole(tmp_path, tokens, unit, whole):
+    """Though 4.1 * 1e6 is 4099999.9999999995."""
+    table_map = f"source: a paper\nfields: {{n_layers: n, val_loss: l, train_tokens: {{of: t, unit: {unit}}}}}\n"
+    take_in(tmp_path, [f"2,3.0,{tokens}"], table_map, "n,l,t")
+    assert frame_of(tmp_path)["train_tokens"].tolist() == [whole]
+    with pytest.raises(ValueError, match=r"train_tokens is .* a whole number is needed"):
+        take_in(tmp_path, ["2,3.0,0.5000000001"], table_map.replace("billion", "million"), "n,l,t")
+
+
 def test_columns_become_fields_and_the_rest_is_unknown(tmp_path):
     taken = take_in(tmp_path)
     assert (taken.rows, taken.runs, taken.clusters) == (3, 3, 2)
