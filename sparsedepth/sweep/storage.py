@@ -64,12 +64,16 @@ class JournalLock(JournalFileOpenLock):
 
     def acquire(self) -> bool:
         self._handle = os.open(self.journal.with_name(f".{self.journal.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
-        with open(self.journal, "r+b") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            if file.read(1) not in (b"", b"\n"):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            with open(self.journal, "r+b") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                if file.read(1) not in (b"", b"\n"):
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
+        except BaseException:  # a journal that was deleted: nobody else releases the lock, and the next would wait
+            self.release()
+            raise
         return True
 
     def release(self) -> None:

@@ -1,5 +1,6 @@
 """Where the study is kept: what a URL may be, what is never shown, and a journal that was damaged."""
 
+import fcntl
 import os
 import random
 import subprocess
@@ -23,6 +24,15 @@ from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, delete_leftovers, prepare
 from sparsedepth.sweep.storage import database_url, open_storage
 from sparsedepth.words.sweep import storage_text
+
+
+def test_a_journal_that_was_deleted_is_an_error_each_time(tmp_path):
+    """The lock is released, so that nobody waits for it for ever."""
+    lock = storage.JournalLock(tmp_path / "study.journal")
+    with pytest.raises(FileNotFoundError):
+        lock.acquire()
+    with files.open_regular(tmp_path / ".study.journal.lock", 0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
