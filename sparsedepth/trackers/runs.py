@@ -191,13 +191,15 @@ def read_source(source: Path | str, choose: Choose, table_map: Mapping[str, Any]
     if len(runs) > MAX_ROWS:
         raise ValueError(f"{shown} has more than {MAX_ROWS:,} runs, the limit; name a part of it")
     _check(runs, shown, table_map)
-    places, notes = named([*dict.fromkeys(name for run in runs for name in run)])
+    raw = [*dict.fromkeys(name for run in runs for name in run)]
+    places, notes = named(raw)
+    chosen = {name: [run.get(raw[places[name]]) for run in runs] for name in choose([*places])}
     return Texts(
         source=shown,
         name=f"{tracker}-{re.sub(r'[^.A-Za-z0-9_-]+', '-', Path(without_password(place)).name)[:100]}",
         sha256=hashlib.sha256(b"\n".join(rows)).hexdigest(),
         names=[*places],
-        columns=pa.table({name: pa.array([run.get(name) for run in runs], pa.string()) for name in choose([*places])}),
+        columns=pa.table({name: pa.array(values, pa.string()) for name, values in chosen.items()}),
         notes=notes,
         ids=[str(run["id"]) for run in runs],
     )

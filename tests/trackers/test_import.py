@@ -78,6 +78,11 @@ def test_runs_are_imported_through_a_map_as_a_table_is(tracker, tmp_path, import
     assert runs["val_loss"].tolist() == [2.5, 2.25] and runs["cluster"].tolist() == ["a", "c"]
 
 
+def test_a_name_with_a_blank_at_its_end_keeps_its_values(tracker):
+    tracker(LoggedRun(id="a", config={"n_layers": 2}, metrics={"val_loss ": 2.5}))
+    assert rows_of("wandb:runs", MAP)[0]["metrics.val_loss"] == "2.5"
+
+
 def test_a_column_with_a_dot_stands_in_backticks_in_an_expression(tracker, tmp_path, imported):
     tracker(WHOLE)
     fields = {**MAP["fields"], "n_layers": "config.n_layers * 2"}
