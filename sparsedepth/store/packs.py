@@ -319,7 +319,7 @@ def pack(results: Path, out: Path) -> int:
     """Write the complete records of a results folder into the new folder `out`, atomically; returns how many. Raises
     DamagedRun, and ValueError if there is no record, or one is elsewhere than in PLACE."""
     parts = find_runs([results])
-    stored = [run for part in parts for run in part.runs]
+    stored = _without_copies(run for part in parts for run in part.runs)  # in a pack, and in its folder
     records = [(run.place, run.files()) for run in stored]
     for kind in (TOYS, EVALS):
         records += [(f"{kind}/{files.folder.name}", files) for files in find_groups(results, kind)]

@@ -144,6 +144,16 @@ def test_it_holds_the_files_byte_by_byte(results, packed, tmp_path):
     assert open_pack(tmp_path / "again").contents == open_pack(packed).contents, "also why a run failed"
 
 
+def test_a_run_in_a_pack_and_in_its_folder_is_packed_once(tmp_path):
+    layer = {"step": 1, "layer": 1, "metric": "residual_variance", "value": 1.0, "n": 8}
+    make_run(tmp_path / "results", RunConfig(n_layers=2), {"val_loss": 3.0}, layers=[layer])
+    pack(tmp_path / "results", tmp_path / "pack")
+    shutil.copytree(tmp_path / "results" / "runs", tmp_path / "pack" / "runs")
+    assert pack(tmp_path / "pack", tmp_path / "again") == 1
+    with open_store(tmp_path / "again") as store:
+        assert store.sql("select count(*) from layers").rows == ((1,),)
+
+
 def test_tables_that_another_pyarrow_wrote_keep_their_rows(results, tmp_path, monkeypatch):
     (run, *_) = [path for path in (results / "runs").iterdir() if (path / "layers.parquet").exists()]
     rows = pq.read_table(run / "layers.parquet")
