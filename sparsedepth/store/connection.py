@@ -191,7 +191,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)
     inside = (run.folder.parent.parent for part in parts for run in part.runs if run.folder != part.root)
-    evals = read_evals(dict.fromkeys([*roots, *inside]))
+    evals = read_evals(dict.fromkeys([*roots, *inside]), damaged)
     if not parts and not len(evals):
         raise no_run(roots)
     connection = duckdb.connect(":memory:", config=FENCES)

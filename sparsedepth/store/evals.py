@@ -17,7 +17,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.quantity import Column, Named
-from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
+from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, collecting, files_in, write_marker
 from sparsedepth.store.packs import find_groups
 from sparsedepth.store.parquet import arrow_schema, rows_table
 from sparsedepth.store.run_record import EVALS as FOLDER
@@ -163,12 +163,14 @@ def _parse(files: Files) -> Evaluation:
     return evaluation
 
 
-def read_evals(roots: Iterable[Path]) -> pa.Table:
-    """The rows of the view, of all complete evaluations in results folders; copies count once. Raises DamagedRun."""
+def read_evals(roots: Iterable[Path], damaged: list[DamagedRun] | None = None) -> pa.Table:
+    """The rows of the view, of all complete evaluations in results folders; copies count once. Raises DamagedRun, or
+    adds it to the list if given."""
     evaluations: dict[str, Evaluation] = {}
-    for files in (files for root in roots for files in find_groups(root, FOLDER)):
-        evaluation = _parse(files)
-        evaluations.setdefault(evaluation.eval_id, evaluation)
+    for files in (files for root in roots for files in find_groups(root, FOLDER, damaged)):
+        with collecting(damaged):
+            evaluation = _parse(files)
+            evaluations.setdefault(evaluation.eval_id, evaluation)
     rows: list[Named] = []
     for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}

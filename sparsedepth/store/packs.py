@@ -255,13 +255,17 @@ def _without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
     return list(by_id.values())
 
 
-def find_groups(root: Path, kind: str) -> Iterator[Files]:
-    """The complete toy groups or evaluations (`kind`: TOYS or EVALS) of a results folder or pack, or a single one."""
+def find_groups(root: Path, kind: str, damaged: list[DamagedRun] | None = None) -> Iterator[Files]:
+    """The complete toy groups or evaluations (`kind`: TOYS or EVALS) of a results folder or pack, or a single one.
+    Raises DamagedRun, or adds it to the list if given."""
+    folders: list[Path] = []
     if root.resolve().parent.name == kind and is_complete(root):
-        yield files_in(root)
+        folders = [root]
     elif (root / kind).is_dir():
         folders = sorted(path for path in (root / kind).iterdir() if is_complete(path) and path.name[0] != ".")
-        yield from map(files_in, folders)
+    for folder in folders:
+        with collecting(damaged):
+            yield files_in(folder)
     if is_pack(root):
         pack = open_pack(root)
         yield from map(pack.files, pack.places(kind))

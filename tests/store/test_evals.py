@@ -51,6 +51,16 @@ def test_a_row_for_each_number(tmp_path):
     assert list(documented) == [column.name for column in COLUMNS] and all(documented.values())
 
 
+@pytest.mark.parametrize("name", ["evaluation.json", "complete"])
+def test_a_damaged_one_is_left_out_as_a_damaged_run_is(tmp_path, name):
+    first, second = (save_evaluation(tmp_path, evaluation(task=task)) for task in ("count", "other"))
+    (first / name).write_text("{}")
+    with pytest.raises(DamagedRun):
+        open_store(tmp_path)
+    with pytest.warns(UserWarning, match=first.name), open_store(tmp_path, skip_damaged=True) as store:
+        assert store.sql("select distinct eval_id from evals").rows == ((second.name,),)
+
+
 def test_evaluations_stand_beside_the_runs(tmp_path):
     run = make_run(tmp_path, config_of(), {"val_loss": 2.0})
     save_evaluation(tmp_path, evaluation(run_id=run.name))
