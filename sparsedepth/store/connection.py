@@ -266,11 +266,14 @@ def _make_views(
 
 # What makes losses incomparable: `data_hash` in the manifest is the hash of the tokens.
 
+_STATED = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
 _MARKED = f"""
-SELECT run_id, folder, cluster, n_layers, steps, tokens_trained, model, plugins, origin
+SELECT run_id, folder, cluster || hash({", ".join(name for name in _STATED if name != "train_tokens")}) AS training,
+    n_layers, steps, tokens_trained, model, plugins, origin
 FROM every_run WHERE model IS NOT NULL OR plugins IS NOT NULL OR origin = '{WATCHED}'
 """
-"""Runs that a look at the store has to tell of; one statement, since each takes 15 ms to bind the columns."""
+"""Runs that a look at the store has to tell of; one statement, since each takes 15 ms to bind the columns. A watched
+training is its name and what is known of it: another folder may have another of the name."""
 _DATA_FIELDS = fields_where(RunConfig, lambda role: role.kind == "data")
 _ONE_RUN_PER_TEXT = f"""
 SELECT corpus, min(folder), regexp_replace(folder, '/[^/]*/[^/]*$', ''), {", ".join(_DATA_FIELDS)},

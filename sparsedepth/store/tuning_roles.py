@@ -71,13 +71,13 @@ def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def earlier_points(points: Sequence[Row]) -> dict[str, Named]:
-    """run_id -> it and its role, of the points of watched trainings (their run_id, cluster, n_layers, steps and
+    """run_id -> it and its role, of the points of watched trainings (their run_id, training, n_layers, steps and
     tokens_trained) that are not compared."""
     by_depth = defaultdict[int, defaultdict[str, dict[int, str]]](lambda: defaultdict(dict))
     has_tokens = all(point["tokens_trained"] is not None for point in points)
     for point in points:
         place = point["tokens_trained" if has_tokens else "steps"]
-        by_depth[point["n_layers"]][point["cluster"]][place] = point["run_id"]
+        by_depth[point["n_layers"]][point["training"]][place] = point["run_id"]
     chosen = set()
     for trainings in by_depth.values():
         n_at = Counter(place for training in trainings.values() for place in training)
