@@ -136,8 +136,12 @@ class Store(AbstractContextManager["Store"]):
                 del self._cached[name]  # only now: reading may fail, and is then tried again
             if self._folders and "runs" in tables:
                 folders = self._folders
-                self._folders = {}
-                self._add_tuning(folders)
+                self._folders = {}  # its own queries are of `runs`, too
+                try:
+                    self._add_tuning(folders)
+                except BaseException:  # Ctrl-C, or the limit of time: the next query tries again
+                    self._folders = folders
+                    raise
             with read_only(connection):
                 return stoppable(connection, self.time_limit, lambda: fetch(connection.execute(statement)))
         except duckdb.InterruptException:
@@ -207,8 +211,10 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
         connection.close()
         raise
     folders = defaultdict[Path, set[str]](set)
-    for run in chain.from_iterable(part.runs for part in parts):
-        folders[run.folder.parent].add(run.run_id)
+    for part in parts:
+        root = part.root.resolve()  # the folder `runs` may be named by a link, or '.'
+        for run in part.runs:
+            folders[(root / run.place).parent].add(run.run_id)
     store = Store(connection, cached, folders, time_limit, tuple(roots), tuple(damaged or ()), {})
     if damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)

@@ -8,10 +8,14 @@ from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.runs import trained_runs
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.scaling.points import read_points
+from sparsedepth.store import connection
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.run_record import save_imported
 from sparsedepth.store.saved_queries import ask
+from sparsedepth.store.subject import ImportedRun
 from sparsedepth.store.tuning_roles import (
     IS_RESULT,
     Tuning,
@@ -91,6 +95,36 @@ def test_tuning_is_known_to_every_query_of_runs(tuned, query):
         second.sql("from runs limit 0")
         assert sorted(map(str, first.sql(query).rows)) == sorted(map(str, second.sql(query).rows))
         assert not first._folders
+
+
+@pytest.mark.parametrize("name", [".", "link"])
+def test_tuning_is_known_in_a_folder_of_runs_that_is_named_by_a_link_or_a_point(tuned, tmp_path, monkeypatch, name):
+    (tmp_path / "link").symlink_to(tuned / "runs")
+    monkeypatch.chdir(tuned / "runs" if name == "." else tmp_path)
+    with open_store(name) as store:
+        assert store.sql("select count(tuning) from runs").rows == ((10,),)
+
+
+def test_tuning_is_known_after_a_query_that_was_stopped(tuned, monkeypatch):
+    def stop(folder):
+        raise KeyboardInterrupt
+
+    with open_store(tuned) as store:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(connection, "read_tuning", stop)
+            store.sql("from runs")
+        assert store.sql("select count(tuning) from runs").rows == ((10,),)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"weight_decay": 0.3}])
+def test_trainings_of_one_name_in_two_folders_are_two(tmp_path, other):
+    for folder, fields in (("a", {}), ("b", other)):
+        for step in (1, 2):
+            config = {"n_layers": 2, "seed": 0, "weight_decay": 0.1, **fields, "train_tokens": 8 * step}
+            run = ImportedRun(origin=WATCHED, cluster="training", config=config, step=step)
+            save_imported(tmp_path / folder, run, {"outcome": "ok", "steps": step, "tokens_trained": 8 * step}, {}, {})
+    with open_store(tmp_path / "a", tmp_path / "b") as store:
+        assert store.sql(f"select steps from runs where {IS_RESULT}").rows == ((2,), (2,))
 
 
 def test_folders_are_judged_each_by_itself(tuned, tmp_path):
