@@ -19,8 +19,8 @@ from sparsedepth.store.degeneracy import UsableForm, columns_for, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Progress, Settings, only_tuning, read_settings, with_setting_column
-from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
-from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
+from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_POINT, IS_RESULT, IS_TRAINED
 from sparsedepth.words.plain_text import did_you_mean
 
 FROM_EFFECTS = {
@@ -57,13 +57,15 @@ def _mean(name: str) -> str:
 
 _MEANS = ("weight_sparsity", "attention_sparsity_rel", "residual_variance_last", "train_flops", "params_total")
 _CELLS = f"""
-    WITH cells AS (
-        SELECT cell_id, {{cell_fields}}
-            count(DISTINCT coalesce(CAST(seed AS VARCHAR), run_id)) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL)
-            AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
-            list([seed, {{loss}}] ORDER BY seed) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL) AS losses,
-            {{means}} {", ".join(map(_mean, _MEANS))}
+    WITH by_seed AS ( -- the mean of runs that share a seed, as `small_sample.seed_means`
+        SELECT cell_id, {{cell_fields}} coalesce(CAST(seed AS VARCHAR), run_id) AS unit,
+            count(*) FILTER (outcome = 'diverged') AS diverged, {{seed_means}} {", ".join(map(_mean, _MEANS))}
         FROM runs WHERE {IS_RESULT} GROUP BY ALL
+    ), cells AS (
+        SELECT cell_id, {{cell_fields}} count({{loss}}) AS seeds, CAST(sum(diverged) AS BIGINT) AS diverged,
+            list({{loss}} ORDER BY unit) FILTER ({{loss}} IS NOT NULL) AS losses,
+            {{means}} {", ".join(f"avg({name}) AS {name}" for name in _MEANS)}
+        FROM by_seed GROUP BY ALL
     )
 """
 
@@ -110,7 +112,7 @@ QUESTIONS: dict[str, SavedQuery] = {
         " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS {loss}_tuning,"
         " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
         f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS is_chosen"
-        f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
+        f" FROM runs WHERE {IS_TRAINED} AND {IS_POINT} GROUP BY ALL)"
         " SELECT * EXCLUDE (is_chosen), if(lr = coalesce(min(lr) FILTER (is_chosen) OVER curve,"
         "   arg_min(lr, row(if(diverged > 0 OR {loss} IS NULL, 'inf'::DOUBLE, {loss}), lr)) OVER curve),"
         "  if(bool_or(is_chosen) OVER curve, 'chosen', 'best')"
@@ -250,12 +252,13 @@ def answered(store: Store, name: str) -> Answered:
 def _result(store: Store, query: SavedQuery, scores: Sequence[str], settings: Settings | None) -> QueryResult:
     varying = [name for name in settings.varying if name != "n_layers"] if settings else []
     loss = loss_in(store)
-    spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
+    shown = (loss, *scores)
     columns = {
         "varying": varying,
         "others": [field for field in varying if field != "lr"],
         "cell_fields": ["n_layers", *varying],
-        "means": [*map(_mean, (loss, *scores)), *spread],
+        "seed_means": [*map(_mean, shown)],
+        "means": [f"avg({name}) AS {name}, stddev_samp({name}) AS {name}_sd" for name in shown],
         "scores": scores,
     }
     listed = {name: "".join(f"{column}, " for column in names) for name, names in columns.items()}
@@ -270,9 +273,9 @@ def _sound_scores(store: Store, query: SavedQuery) -> Iterator[UsableForm]:
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:
-    """The column `losses`, pairs of a seed and a loss, replaced by the ends of their mean's interval, from 0 on."""
+    """The column `losses`, one per seed, replaced by the ends of their mean's interval, from 0 on."""
     at = answer.columns.index("losses")
-    intervals = (mean_interval(seed_means(row[at]))[1:] for row in answer.rows)
+    intervals = (mean_interval(row[at])[1:] for row in answer.rows)
     ends = [(None if lo is None else max(lo, 0.0), hi) for lo, hi in intervals]
     rows = tuple((*row[:at], *pair, *row[at + 1 :]) for row, pair in zip(answer.rows, ends, strict=True))
     return QueryResult(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=rows)

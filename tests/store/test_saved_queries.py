@@ -5,10 +5,13 @@ from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots import depth as depth_figure
+from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.run_record import save_imported
 from sparsedepth.store.saved_queries import QUESTIONS, answered, ask
 from sparsedepth.store.setting import configuration_of, read_settings, settings_of
+from sparsedepth.store.subject import ImportedRun
 from sparsedepth.words.best import cautions
 from sparsedepth.words.differences import depth_text, setting_label
 from sparsedepth.words.saved_queries import answer_text
@@ -61,6 +64,31 @@ def test_the_pareto_front(store):
         (24, 0.1, 0.002),
         (24, 0.1, 0.004),
     ]
+
+
+def test_runs_of_one_seed_from_several_initial_models_count_once(tmp_path):
+    """As in `best`: ten of seed 0 at 2, one each of seeds 1 and 2 at 3, against two seeds at 2.5."""
+    losses = {(0.001, 0, model): 2.0 for model in range(10)} | {(0.001, 1, 0): 3.0, (0.001, 2, 0): 3.0}
+    for (lr, seed, model), loss in (losses | {(0.002, 0, 0): 2.5, (0.002, 1, 0): 2.5}).items():
+        start = {"start_weights": str(model) * 12, "start_cell": "a" * 12}
+        make_run(tmp_path, RunConfig(n_layers=2, lr=lr, seed=seed, **start), {"val_loss": loss})
+    with open_store(tmp_path) as store:
+        assert rows(store, "best_per_depth", "lr", "seeds", "val_loss") == [(0.002, 2, 2.5)]
+        ((mean, sd),) = rows(store, "seed_noise", "val_loss", "val_loss_sd")[:1]
+        assert (mean, sd) == (pytest.approx(8 / 3), pytest.approx(3**-0.5)) and mean == best(store).table.records()[1][
+            "val_loss"
+        ]
+
+
+def test_a_learning_rate_curve_has_one_point_of_a_watched_training(tmp_path):
+    for lr, losses in ((0.001, (9.0, 3.0)), (0.002, (5.0, 4.0))):
+        for step, loss in enumerate(losses, start=1):
+            config = {"n_layers": 2, "lr": lr, "train_tokens": 8 * step}
+            run = ImportedRun(origin=WATCHED, cluster=str(lr), config=config, step=step)
+            summary = {"outcome": "ok", "val_loss": loss, "steps": step, "tokens_trained": 8 * step}
+            save_imported(tmp_path, run, summary, {}, {})
+    with open_store(tmp_path) as store:
+        assert rows(store, "lr_curves", "lr", "runs", "val_loss") == [(0.001, 1, 3.0), (0.002, 1, 4.0)]
 
 
 def test_diverged_runs_with_their_cause(store):
