@@ -43,7 +43,7 @@ _LATER = "tables_later"
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     """The rows of these runs, from their pack or cache if possible. Raises as `read_rows` does."""
-    if part.pack and stored_rows.is_readable(part.pack.runs):
+    if part.pack and _is_readable(part.pack.runs):
         return [part.pack.rows()]
     if len(part.runs) < CACHE_FROM:
         return [read_rows(part.runs, damaged)]
@@ -103,12 +103,17 @@ def _open(folder: Path) -> Rows | None:
     """The segment; None if it is missing, damaged or of another version."""
     try:
         index = stored_rows.read_index(folder)
-        if stored_rows.is_readable(runs := stored_rows.read_runs(folder, index)):
+        if _is_readable(runs := stored_rows.read_runs(folder, index)):
             views = {} if index.get(_LATER) else stored_rows.open_views(folder, index)
             return Rows(runs=runs, tables=views, folder=folder)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
+
+
+def _is_readable(runs: pa.Table) -> bool:
+    """Whether `stored_rows.read_runs` has more than keys."""
+    return runs.column_names == stored_rows.runs_schema().names
 
 
 def _only(rows: Rows, kept: Sequence[bool]) -> Rows:

@@ -17,7 +17,7 @@ import os
 import stat
 import sys
 from array import array
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -273,21 +273,14 @@ def read_runs(folder: Path, index: Row) -> pa.Table:
     if file is None:
         return empty_table(schema)
     present = {*file.schema.names}
-
-    def columns(names: Container[str]) -> pa.Table:
-        return file.part(pa.schema([field for field in schema if field.name in names])).in_memory()
-
-    if index.get("version") in READABLE:
-        runs = columns(present)
-        lacking = {each.quantity.measure for each in quantities.RUNS if each.quantity and each.name not in present}
-        if not lacking or "plugins" not in present or not lacking & plugins_of(runs["plugins"].to_pylist()).keys():
-            return completed(runs, schema)
-    return columns({"run_id", "folder", *MARKER_COLUMNS})
-
-
-def is_readable(runs: pa.Table) -> bool:
-    """Whether `read_runs` has more than keys."""
-    return runs.column_names == runs_schema().names
+    lacking = {each.quantity.measure for each in quantities.RUNS if each.quantity and each.name not in present}
+    is_readable = index.get("version") in READABLE
+    if is_readable and lacking and "plugins" in present:
+        made = file.part(pa.schema([schema.field("plugins")])).in_memory()["plugins"]
+        is_readable = not lacking & plugins_of(made.to_pylist()).keys()
+    wanted = present if is_readable else {"run_id", "folder", *MARKER_COLUMNS}
+    runs = file.part(pa.schema([field for field in schema if field.name in wanted])).in_memory()
+    return completed(runs, schema) if is_readable else runs
 
 
 def open_views(folder: Path, index: Row) -> dict[Table, pa.Table | LazyTable]:
