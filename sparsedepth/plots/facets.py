@@ -157,9 +157,8 @@ def draw_facets(
     has_names = len(names) + len(extra) > 1 or "=" in "".join(names)  # a lone line that is not the baseline has one
     if has_names and "lines" in forms:
         settings_legend(page, names, 1 + columns, extra)
-    said = parts_note(forms, next(iter(names)), [kind for kind in kinds if kind not in varied])
-    own_notes = "".join(dict.fromkeys(kind.note for kind in varied))
-    caption(page, *f"{means_text(rows)}{own_notes}{notes}{said}".splitlines())
+    said = parts_note(forms, next(iter(names)), kinds, varied)
+    caption(page, *f"{means_text(rows)}{notes}{said}".splitlines())
     return page
 
 

@@ -96,14 +96,16 @@ def means_text(points: "pd.DataFrame") -> str:
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
 
-def parts_note(forms: Collection[str], first: str, even: Iterable["Panel"]) -> str:
-    """' Each setting stands beside baseline (black); ...'; '' of plain panels that all vary."""
-    text = f" Each setting stands beside {first} (black); pale: the others." * ("apart" in forms)
+def parts_note(forms: Collection[str], first: str, kinds: Iterable["Panel"], drawn: Collection["Panel"]) -> str:
+    """What the panels that are drawn say; ' Each setting stands beside baseline (black); ...'; '' of plain ones that
+    are all drawn."""
+    text = "".join(dict.fromkeys(panel.note for panel in drawn))
+    text += f" Each setting stands beside {first} (black); pale: the others." * ("apart" in forms)
     text += " Small points: single seeds." * ("seeds" in forms)
     text += " Points of one x stand side by side." * ("beside" in forms)
     text += " Intervals are cut where the axis ends." * ("cut" in forms)
     text += " Heat maps show means; their intervals are in the CSV." * ("map" in forms)
-    return text + same_note([panel.y_label.replace("\n", " ") for panel in even])
+    return text + same_note([panel.y_label.replace("\n", " ") for panel in kinds if panel not in drawn])
 
 
 def same_note(names: Sequence[str]) -> str:
