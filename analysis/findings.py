@@ -67,6 +67,7 @@ STATED = (
     Stated(4, FULL_STUDY, 32, LNS),
     *(Stated(4, "equal_flops equal_flops_lns", 32, LNS, of) for of in (VARIANCE, NEEDED)),
     Stated(5, "text_flops", 12), Stated(5, "text_flops", 24), Stated(5, "text_flops_trial", 24),
+    *(Stated(5, "depth_shape", n) for n in (8, 16, 32)),
     *(Stated(6, f"equal_flops_{name}", 32)
       for name in ("trial_tuned", "fourfold", "fourfold_tuned", "longer", "operations")),
     Stated(6, "equal_flops", 16),
@@ -82,6 +83,7 @@ GROUPS = (
     ("text, width 64", TEXT_6, (6,)),
     ("text, width 64", TEXT_12, (12,)),
     ("text, width 64", TEXT_24, (24,)),
+    ("text, 0.35 M in the blocks", "depth_shape", (8, 16, 32)),
     ("task", "depth_study", (12, 32)),
     ("task", "equal_flops equal_flops_lns", (32,)),
     ("task", "equal_flops_trial_tuned", (32,)),
