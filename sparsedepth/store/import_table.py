@@ -96,13 +96,14 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
             raise _with_source(texts, error) from None
     _write(out, rows, {"table": texts.name, "table_sha256": texts.sha256}, read_regular(map_path))
     runs = [run for run, *_ in rows]
+    stated = {name for run in runs for name in run.config}
     return Imported(
         rows=opened.n_rows,
         runs=len(runs),
         excluded=opened.n_rows - len(numbers),
         incomplete=len(numbers) - len(runs),
         clusters=len({run.cluster or run.run_id for run in runs}),
-        unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
+        unknown=tuple(name for name in runs[0].unknown if name not in stated),
         notes=tuple(opened.notes),
     )
 
