@@ -19,6 +19,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store import saved_queries
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.plain_text import counted
 from sparsedepth.words.saved_queries import answer_text
 
 SWEEP = {
@@ -109,7 +110,7 @@ def test_every_answer_is_true_in_every_state(tmp_path, say):
             assert f"only tuning runs are complete so far ({n})" in say("recipe", tmp_path, code=2)
         else:
             assert "lowest single run: val_loss 2.4 (n_layers=4, n_experts=4, seed 0" in status
-            assert "baseline: n_experts=0" in best and f"{(n - N_TUNING + 1) // 2} configurations" in best
+            assert "baseline: n_experts=0" in best and f"{counted((n - N_TUNING + 1) // 2, 'configuration')} of" in best
             assert "n_experts=4" in best.partition("setting")[2]
             assert "n_experts=4" in answers["mechanism"].partition("baseline: n_experts=0")[2]
 
