@@ -26,7 +26,7 @@ quickstart: install
 	@echo "  $(BIN)sparsedepth sweep sparsedepth/examples/depth.yaml --scale micro --out depth-results"
 
 test: install-dev
-	@echo "== the default test suite: lint, types, tests; about 15 minutes on 2 cores =="
+	@echo "== the default test suite: lint, types, tests; about 10 minutes on 2 cores =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
