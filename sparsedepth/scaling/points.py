@@ -29,7 +29,7 @@ from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.setting import BUDGET, only_tuning
-from sparsedepth.store.table_file import by_value, open_table, quoted, read_texts
+from sparsedepth.store.table_file import cluster_of, open_table, quoted, read_texts
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.differences import only_tuning_text
 
@@ -132,10 +132,7 @@ def _from_table(source: Path, cluster: list[str], seconds: float) -> pd.DataFram
     with open_table(texts) as table:
         found = table.rows(", ".join([*values, *map(quoted, cluster)]), "texts")
     n = len(COLUMNS) + 1
-    rows = [
-        (*row[:n], f"row {row[0]}" if None in row[n:] or not cluster else " ".join(map(by_value, row[n:])))
-        for row in found
-    ]
+    rows = [(*row[:n], f"row {row[0]}" if None in row[n:] or not cluster else cluster_of(row[n:])) for row in found]
     points = pd.DataFrame(rows, columns=["row", *COLUMNS, "cluster"])
     return points if cluster else points.drop(columns="cluster")
 

@@ -30,6 +30,7 @@ from sparsedepth.store.table_file import (
     Table,
     Texts,
     by_value,
+    cluster_of,
     not_missing,
     open_table,
     quoted,
@@ -119,8 +120,8 @@ def _runs_in(table: Table, table_map: TableMap, parsed: Mapping[str, Expression]
     if not numbers:
         raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
     kept, values = _values(table, numbers, table_map, parsed)
-    cluster_of = table.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
-    clusters = {number: None if None in names else " ".join(map(by_value, names)) for number, *names in cluster_of}
+    shared = table.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
+    clusters = {number: None if None in values else cluster_of(values) for number, *values in shared}
     return numbers, _rows_of(kept, values, clusters, table_map.source)
 
 

@@ -300,6 +300,12 @@ def by_value(text: str) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
+def cluster_of(values: Sequence[str]) -> str:
+    """The name of a cluster, which no other values give: beside others a value with a blank is quoted."""
+    names = [*map(by_value, values)]
+    return " ".join(json.dumps(name) if " " in name and len(names) > 1 else name for name in names)
+
+
 def number_of(name: str) -> str:
     """SQL of a column of `texts` in double precision; NULL where it is missing, and where it is no finite number."""
     number = f"TRY_CAST({not_missing(name)} AS DOUBLE)"

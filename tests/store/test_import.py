@@ -138,6 +138,13 @@ def test_the_store_is_a_pack_of_records_that_say_where_they_are_from(tmp_path):
     assert "origin" in before and before["run_id"].isin([files.marker.run_id for files in records]).all()
 
 
+def test_values_with_blanks_do_not_make_one_cluster_of_two(tmp_path):
+    (tmp_path / "t.csv").write_text("depth,loss,run,part\n2,3.0,a b,c\n4,2.5,a,b c\n8,2.0,a,b c\n")
+    (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, val_loss: loss}\ncluster: [run, part]\n")
+    taken = import_table(tmp_path / "t.csv", tmp_path / "map.yaml", tmp_path / "theirs")
+    assert taken.clusters == 2
+
+
 def test_rows_without_a_cluster_stand_for_themselves(tmp_path):
     taken = take_in(tmp_path, (*ROWS, ",8,8,0.001,10,400,A,2.0,", ",16,8,0.001,10,800,A,2.0,"))
     runs = frame_of(tmp_path)
