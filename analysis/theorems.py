@@ -154,9 +154,8 @@ def experts_of(k: int) -> Callable[[Block], None]:
 
 
 def by_keys(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
-    n_keys = min(
-        tokens_BT.shape[1], probed.model.config.sliding_window or tokens_BT.shape[1]
-    )  # later tokens see no more
+    length = tokens_BT.shape[1]
+    n_keys = min(length, probed.model.config.sliding_window or length)  # later tokens see no more
     spans = [slice(2**power // 2, 2**power) for power in range(1, n_keys.bit_length())]
     if len(spans) < 2:
         return

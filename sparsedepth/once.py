@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 def once(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """The function, computed once for its first argument and each combination of the others. What it returns is
-    shared: nobody may change it."""
+    shared: nobody may change it; nor may it hold that argument, which would then live for ever."""
     kept: WeakKeyDictionary[Any, dict[Any, Result]] = WeakKeyDictionary()
 
     @wraps(function)

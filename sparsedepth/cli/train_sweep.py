@@ -20,7 +20,7 @@ from sparsedepth.cli.start_sweep import (
 from sparsedepth.files import MARKER
 from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import notes_text, summary_text
-from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.plain_text import counted_are, visible
 from sparsedepth.words.price import price_line
 from sparsedepth.words.progress import header_text
 from sparsedepth.words.status import other_runs_text
@@ -170,7 +170,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     if result.unfinished:
         failed = any(state.state in FAILED for state in result.states)
         again = "with --retry-failed to try them once more" if failed else "to resume"
-        left = f"{counted(result.unfinished, 'run')} {'is' if result.unfinished == 1 else 'are'}"
+        left = counted_are(result.unfinished, "run")
         print(f"{left} unfinished; run the same command again {again}", file=sys.stderr)
         raise typer.Exit(1)
 

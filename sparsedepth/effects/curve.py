@@ -209,23 +209,23 @@ def _at_roughness(
     information_RR: np.ndarray, rough_RL: np.ndarray, design_RT: np.ndarray, half_RZ: np.ndarray
 ) -> Normal:
     """The same at each roughness, N(0, rho^2) of each of L points."""
-    n_cells, rho2_G = design_RT.shape[1] // 3, RHO**2
+    n_cells, rho2_G = design_RT.shape[1] // 3, (RHO**2)[:, None, None]
     to_rough_RL = information_RR @ rough_RL
     inner_LL = rough_RL.T @ to_rough_RL
     own_LL = np.eye(len(inner_LL))
-    solved_GLR = np.linalg.solve(inner_LL + own_LL / rho2_G[:, None, None], to_rough_RL.T)
+    solved_GLR = np.linalg.solve(inner_LL + own_LL / rho2_G, to_rough_RL.T)
     given_GRR = information_RR - to_rough_RL @ solved_GLR
-    log_det_G = np.linalg.slogdet(own_LL + rho2_G[:, None, None] * inner_LL)[1] + n_cells * np.log(rho2_G)
+    log_det_G = np.linalg.slogdet(own_LL + rho2_G * inner_LL)[1] + n_cells * np.log(RHO**2)
     explained_GTR = design_RT.T @ given_GRR
-    prior_TT = np.diag(np.repeat([1e-7, 0.0, 1.0], n_cells))
-    prior_GTT = np.where(prior_TT == 1.0, 1 / rho2_G[:, None, None], prior_TT)
+    level_TT, rough_TT = (np.diag(np.repeat(prior, n_cells)) for prior in ([1e-7, 0.0, 0.0], [0.0, 0.0, 1.0]))
+    prior_GTT = level_TT + rough_TT / rho2_G
     # The level of all cells is free, and no effect depends on it; nor on those of cells that share no seed.
     prior_GTT[:, :n_cells, :n_cells] += 1 / n_cells
     return Normal(
         precision_GTT=explained_GTR @ design_RT + prior_GTT,
         target_GTZ=explained_GTR @ half_RZ,
         square_GZZ=half_RZ.T @ given_GRR @ half_RZ,
-        log_G=np.log(RHO / (RHO_SCALE**2 + rho2_G)) - log_det_G / 2,  # a step of the grid is one in ln rho
+        log_G=np.log(RHO / (RHO_SCALE**2 + RHO**2)) - log_det_G / 2,  # a step of the grid is one in ln rho
     )
 
 

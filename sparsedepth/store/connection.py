@@ -225,7 +225,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     marked = store.sql(_MARKED).records()
     _warn_of_other_tokens(row for row in marked if row["model"] is not None)
     _warn_of_plugins(row["plugins"] for row in marked)
-    store._earlier = earlier_points([row for row in marked if row["origin"] == WATCHED])
+    if any(row["origin"] == WATCHED for row in marked):
+        store._earlier = earlier_points(store.sql(_POINTS).records())
     return store
 
 
@@ -274,12 +275,16 @@ def _make_views(
 
 _STATED = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
 _MARKED = f"""
-SELECT run_id, folder, cluster || hash({", ".join(name for name in _STATED if name != "train_tokens")}) AS training,
-    n_layers, steps, tokens_trained, model, plugins, origin
-FROM every_run WHERE model IS NOT NULL OR plugins IS NOT NULL OR origin = '{WATCHED}'
+SELECT folder, model, plugins, origin FROM every_run
+WHERE model IS NOT NULL OR plugins IS NOT NULL OR origin = '{WATCHED}'
 """
-"""Runs that a look at the store has to tell of; one statement, since each takes 15 ms to bind the columns. A watched
-training is its name and what is known of it: another folder may have another of the name."""
+"""Runs that a look at the store has to tell of; one statement, since each takes 15 ms to bind the columns."""
+_POINTS = f"""
+SELECT run_id, cluster || hash({", ".join(name for name in _STATED if name != "train_tokens")}) AS training,
+    n_layers, steps, tokens_trained FROM every_run WHERE origin = '{WATCHED}'
+"""
+"""A watched training is its name and what is known of it: another folder may have another of the name. Asked only where
+there are any, since so many columns take twice as long to bind."""
 _DATA_FIELDS = fields_where(RunConfig, lambda role: role.kind == "data")
 _ONE_RUN_PER_TEXT = f"""
 SELECT corpus, min(folder), regexp_replace(folder, '/[^/]*/[^/]*$', ''), {", ".join(_DATA_FIELDS)},

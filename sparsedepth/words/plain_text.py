@@ -17,6 +17,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def counted_are(n: int, noun: str) -> str:
+    """'1 run is', '2 runs are'."""
+    return f"{counted(n, noun)} {'is' if n == 1 else 'are'}"
+
+
 def listed(names: Sequence[str]) -> str:
     """'4, 8 and 16'"""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities.quantity import WATCHED
-from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.plain_text import counted, counted_are, visible
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -19,8 +19,7 @@ def import_note(imported: "Imported | None") -> str:
         return ""
     origins = ", ".join(sorted(imported.origins))
     made = "of a loop elsewhere" if origins == WATCHED else f"imported from {origins}"
-    verb = "is" if imported.n_runs == 1 else "are"
-    return f"{counted(imported.n_runs, 'run')} {verb} {made}, with {unknown_text(imported.unknown)}"
+    return f"{counted_are(imported.n_runs, 'run')} {made}, with {unknown_text(imported.unknown)}"
 
 
 def unknown_text(names: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
-from sparsedepth.words.plain_text import counted, duration, visible, wrapped
+from sparsedepth.words.plain_text import counted, counted_are, duration, visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.cli.status import ArrayStatus, SweepStatus
@@ -137,9 +137,8 @@ def other_runs_text(n: int) -> str:
     """A line about complete runs of the folder that are not in its definition; '' if there are none."""
     them = "it" if n == 1 else "them"
     return (
-        f"{counted(n, 'other complete run')} {'is' if n == 1 else 'are'} in the folder (from an earlier version of the "
-        f"definition, or `train`); query, best, plot, effects and recipe include {them}; to exclude {them}, move "
-        f"{them} out of runs/"
+        f"{counted_are(n, 'other complete run')} in the folder (from an earlier version of the definition, or "
+        f"`train`); query, best, plot, effects and recipe include {them}; to exclude {them}, move {them} out of runs/"
         if n
         else ""
     )
