@@ -78,16 +78,23 @@ class Fit:
 
 
 def fit(
-    cell_N: np.ndarray, u_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, is_tuning_N: np.ndarray
+    cell_N: np.ndarray,
+    u_N: np.ndarray,
+    seed_N: np.ndarray,
+    y_N: np.ndarray,
+    is_tuning_N: np.ndarray,
+    is_carried: bool = False,
 ) -> Fit | None:
     """The fit of the runs of a depth that have a finite outcome; None where they have no noise to judge by: no seed is
-    repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
-    near_N = np.abs(u_N) <= NEAR
-    return _fit(*(tuple(each_N[near_N].tolist()) for each_N in (cell_N, u_N, seed_N, y_N, is_tuning_N)))
+    repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr; `is_carried`: it
+    was chosen elsewhere, so that the optimum may be far from it, and all runs given count."""
+    near_N = is_carried | (np.abs(u_N) <= NEAR)
+    columns = (tuple(each_N[near_N].tolist()) for each_N in (cell_N, u_N, seed_N, y_N, is_tuning_N))
+    return _fit(*columns, is_carried=is_carried)
 
 
 @lru_cache(maxsize=256)  # the doors of a report ask for the same
-def _fit(*columns: tuple[float, ...]) -> Fit | None:
+def _fit(*columns: tuple[float, ...], is_carried: bool) -> Fit | None:
     cell_N, u_N, seed_N, y_N, role_N = map(np.array, columns)
     middle = y_N.mean()
     y_N = y_N - middle
@@ -104,7 +111,7 @@ def _fit(*columns: tuple[float, ...]) -> Fit | None:
     n_C = np.where(seeds_C > 0, seeds_C, any_C)
     group_C = _groups(cell_N, seed_N, len(s2_C))
     if has_curve := bool(np.ptp(u_R)):
-        tuned_C = s2_C / s2 / np.where(tuning_C > 0, tuning_C, n_C)
+        tuned_C = np.full(len(s2_C), np.inf) if is_carried else s2_C / s2 / np.where(tuning_C > 0, tuning_C, n_C)
         values = curves_of(rows, tuned_C, s2, noise.scale_df, len({*group_C}))
     else:
         values = _levels(rows, s2)

@@ -1,13 +1,15 @@
 """What it costs to carry lr from one shape to others, from a sweep that was tuned at every shape.
 
-    regret(shape) = mean over seeds of  loss(shape, lr of `at`) - loss(shape, lr of the shape)
+    regret(shape) = expected loss(shape, lr of `at`) - least value of the shape's curve in log lr
 
-The lr of a shape has the lowest mean loss over its seeds. At the shape itself that is chosen on the runs that are
-scored, so the regret is never below 0: cautious where lr hardly matters. The mean over shapes has Student's interval
-over seeds, or over shapes if that is wider; rms is the root of the mean square over shapes. A shape that did not run
-the carried lr has no regret and is in neither. A diverged run has an infinite loss.
+The lr of `at` has the lowest mean loss there. The curves of a setting's shapes are fitted together (`effects.curve`),
+each about the carried lr. The loss at that minus the lowest mean tried would be above 0 by the noise alone: where lr
+hardly matters, by all of it. Where runs do not differ by seed, or there is one, it is that difference all the same.
+The mean over shapes has a normal interval, cautious since their errors are added as if they were one, or Student's over
+shapes if that is wider. rms is the root of the mean square, with the error. A shape that did not run the carried lr has
+no regret and is in neither. A diverged run has an infinite loss.
 
-Shapes: S seeds, L values of lr, P shapes."""
+Shapes: P shapes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.fit import NEAR, fit
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.values import assignment
@@ -95,31 +98,50 @@ def _losses(rows: pd.DataFrame, loss: str) -> pd.DataFrame:
 
 
 def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Carried:
-    """The regret of a setting over the shapes that ran the carried lr and the seeds that all of these have, with the
-    wider interval of seeds and shapes."""
-    lr = home.columns[home.mean().argmin()]
+    """The regret of a setting over the shapes that ran the carried lr, with the wider interval of curves and shapes."""
+    lr = _best(home)
     known = {shape: table for shape, table in others.items() if lr in table}
     if not known:
         told = f"{setting}: lr={lr:g}, the best at that shape, was not run at {', '.join(others)}"
         raise ValueError(f"{told}; run it there: the same values of `tune: lr` at every shape")
-    seeds = sorted(set[int].intersection(*({*table.index} for table in known.values())))
-    if not seeds:
-        raise ValueError(f"{setting}: {', '.join(known)} have no seed in common; give them the same `tuning_seeds`")
-    best = {shape: table.columns[table.mean().argmin()] for shape, table in others.items()}
-    regret_PS = np.array([(table[lr] - table[best[shape]]).loc[seeds] for shape, table in known.items()])
-    mean = dict(zip(known, regret_PS.mean(axis=1).tolist(), strict=True))
-    shapes = [ShapeRegret(shape, lr, best[shape], mean.get(shape)) for shape in others]
-    sides = [_interval(regret_PS.mean(axis=0)), *([_interval(regret_PS.mean(axis=1))] if len(known) > 1 else [])]
-    rms = float(np.sqrt(np.mean(np.square([*mean.values()]))))
-    return Carried(setting, shapes, max(sides, key=lambda side: side[-1]), rms, len(seeds))
+    regret_P, sd_P = _regrets(lr, home, [*known.values()])
+    of_shape = dict(zip(known, regret_P.tolist(), strict=True))
+    shapes = [ShapeRegret(shape, lr, _best(table), of_shape.get(shape)) for shape, table in others.items()]
+    mean, half = float(regret_P.mean()), 1.96 * float(sd_P.mean())
+    if len(known) > 1 and math.isfinite(mean):
+        half = max(half, t_critical(len(known) - 1) * float(regret_P.std(ddof=1)) / math.sqrt(len(known)))
+    rms = float(np.sqrt(np.mean(regret_P**2 + sd_P**2)))
+    return Carried(setting, shapes, (mean, mean - half, mean + half), rms, min(map(len, known.values())))
 
 
-def _interval(value_X: np.ndarray) -> tuple[float, float, float]:
-    mean = float(value_X.mean())
-    if not np.isfinite(value_X).all() or len(value_X) < 2:
-        return mean, -math.inf, math.inf
-    half = t_critical(len(value_X) - 1) * float(value_X.std(ddof=1)) / math.sqrt(len(value_X))
-    return mean, mean - half, mean + half
+def _best(table: pd.DataFrame) -> float:
+    return float(table.columns[table.mean().argmin()])
+
+
+def _regrets(lr: float, home: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the standard deviation of the regret of each of `tables`."""
+    plain_P = np.array([table[lr].mean() - table.mean().min() for table in tables])
+    sound = [number for number, regret in enumerate(plain_P) if math.isfinite(regret)]
+    parts = [_rows(lr, number, tables[number]) for number in sound]
+    rows = pd.concat([*parts, _rows(lr, len(tables), home)])
+    _, rows["cell"] = np.unique(rows["cell"], return_inverse=True)
+    fitted = fit(*(rows[name].to_numpy() for name in ("cell", "u", "seed", "loss", "is_tuning")), is_carried=True)
+    sd_P = np.where([len(table) > 1 for table in tables], 0.0, math.inf)
+    if fitted and fitted.has_curve:
+        plain_P[sound] = -fitted.values.gain_C[:-1]
+        sd_P[sound] = np.sqrt(fitted.values.choice_C[:-1])
+    return plain_P, sd_P
+
+
+def _rows(lr: float, number: int, table: pd.DataFrame) -> pd.DataFrame:
+    """The runs of a shape at the carried and the best lr, between these, and two steps beyond."""
+    step = np.median(np.diff(np.log(table.columns)))
+    table = table.set_axis(np.log(table.columns / lr) / step, axis=1)
+    low, high = sorted((0.0, _best(table)))
+    near = table.loc[:, np.isfinite(table).all()].loc[:, low - NEAR : high + NEAR]
+    rows = near.melt(ignore_index=False, var_name="u", value_name="loss")
+    # Levels of a seed at different shapes are different.
+    return rows.assign(cell=number, seed=rows.index + number / 1000, is_tuning=False)
 
 
 def carry_table(found: Sequence[Carried]) -> QueryResult:

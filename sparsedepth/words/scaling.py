@@ -45,7 +45,8 @@ def carry_lines(found: "Sequence[Carried]", at: Row) -> list[str]:
         if each.regret is None
     ]
     closing = (
-        "regret: loss at the carried lr minus that at the best one tried; interval: the wider of seeds' and shapes'"
+        "regret: expected loss at the carried lr minus the least of the shape's curve in log lr; interval: the wider "
+        "of the curves' and the shapes'"
     )
     return [*lines, closing]
 
