@@ -65,8 +65,13 @@ def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carri
     knobs = [name for name in varying if name not in sizes]
     is_home = (runs[[*at]] == pd.Series(at)).all(axis=1)
     if not is_home.any():
-        tried = "; ".join(f"{name}: {', '.join(sorted(texts[name].unique()))}" for name in at)
+        tried = "; ".join(f"{name}: {', '.join(map(str, sorted(runs[name].unique())))}" for name in at)
         raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
+    for name in sizes:
+        if not ROLES[name].derived_if_missing and runs.loc[is_home, name].nunique() > 1:
+            values = runs.loc[is_home, name].sort_values().unique().tolist()
+            told = f"several {name}: {', '.join(map(str, values))}; name one: --at {name}={values[0]}"
+            raise ValueError(f"{', '.join(assignment(*each) for each in at.items())} has {told}")
     found = []
     for _, of_setting in runs.groupby([texts[name] for name in knobs] or np.zeros(len(runs))):
         home = _losses(of_setting[is_home[of_setting.index]], loss)

@@ -134,6 +134,14 @@ def test_a_shape_that_was_not_run_is_refused(at, told):
         carry_of(runs(lambda *_: 2.0, depths=(2, 8)), "val_loss", at)
 
 
+def test_a_shape_of_several_sizes_is_refused():
+    """Curves of two budgets, or widths, are not one."""
+    found = pd.concat([runs(lambda *_: 2.0).assign(train_tokens=tokens) for tokens in (2048, 16384)], ignore_index=True)
+    with pytest.raises(ValueError, match=r"n_layers=2 has several train_tokens: 2048, 16384; name one: --at train_tok"):
+        carry_of(found, "val_loss", {"n_layers": 2})
+    assert carry_of(found, "val_loss", {"n_layers": 2, "train_tokens": 2048})
+
+
 def test_the_command_prints_the_regret_and_the_line_for_a_definition(tmp_path):
     for depth in (2, 4):
         for lr in RATES:
