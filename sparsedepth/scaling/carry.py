@@ -133,7 +133,8 @@ def _regrets(lr: float, home: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> t
     fitted = fit(*(rows[name].to_numpy() for name in ("cell", "u", "seed", "loss", "is_tuning")), is_carried=True)
     sd_P = np.where([len(table) > 1 for table in tables], 0.0, math.inf)
     if fitted and fitted.has_curve:
-        plain_P[sound] = -fitted.values.gain_C[:-1]
+        # The carried lr is one of those tried: a curve whose least value lies above it is off.
+        plain_P[sound] = np.maximum(-fitted.values.gain_C[:-1], 0.0)
         sd_P[sound] = np.sqrt(fitted.values.choice_C[:-1])
     return plain_P, sd_P
 
