@@ -97,7 +97,7 @@ def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
     records = table.records()
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     return [
-        f"multiplier: how much more {of} the baseline would need for the same loss, by one law for both at all "
+        f"multiplier: by what factor the baseline would need more {of} for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, "
         "over variants",
         fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,

@@ -110,9 +110,10 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
     answers = "every depth will be below the bigram table, so the losses can answer"
     if unsure := [row for row in found if row.high >= bigram]:
         depths = listed([str(row.n_layers) for row in unsure])
+        is_sure = all(row.low >= bigram for row in unsure)
         answers = (
-            f"{'will not' if all(row.low >= bigram for row in unsure) else 'may not'} answer: {depths} layers are not "
-            f"below the bigram table; train longer: about {unsure[-1].tokens_needed:,} tokens"
+            f"{'will' if is_sure else 'may'} not answer: {depths} layers {'stay' if is_sure else 'may stay'} above the "
+            f"bigram table; train longer: about {unsure[-1].tokens_needed:,} tokens"
         )
     return [
         f"text: a bigram table (pairs of tokens) reaches {bigram:.2f} nat/token, a unigram table {unigram:.2f}",
