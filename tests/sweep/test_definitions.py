@@ -60,7 +60,9 @@ def test_one_definition_for_each_question():
 @pytest.mark.parametrize(("path", "scale"), CASES, ids=lambda case: case.stem if isinstance(case, Path) else case)
 def test_everything_it_emits_can_be_built(path, scale):
     definition = load(path, scale)
-    assert definition.question and definition.hypothesis and definition.cost
+    assert definition.question and definition.hypothesis
+    n_runs = len(Plan(definition).expected_runs())
+    assert int(definition.cost.split()[0]) in (n_runs, n_runs / (1 + len(definition.branch_at))), definition.cost
     assert definition.name == path.stem + (f"-{scale}" if scale else "")
     check_objective(definition)
     same = {"seed": 0, "lr": 1e-3, "weight_decay": 0.1}
