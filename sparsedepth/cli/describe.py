@@ -45,7 +45,7 @@ def init(
     like: Annotated[str | None, typer.Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
     ladder: Annotated[int | None, typer.Option(help="a sweep of so many sizes whose budgets double, by depth")] = None,
 ) -> None:
-    """Write a commented template of a sweep, run or import. It runs unchanged in minutes on a laptop."""
+    """Write a commented template of a sweep, run, import or list of models. Sweep and run take minutes as they are."""
     from sparsedepth.data.sequences import check_files
     from sparsedepth.files import check_parent, write_text
 
@@ -80,13 +80,13 @@ def init(
 
 def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
-    format: option.Format = None,
+    format: option.TextFormat = "table",
 ) -> None:
     """List all measured quantities: definition, unit, source."""
     columns = [column for column in quantities.ALL if name is None or name in column.name]
     if not columns:
         raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists all")
-    if format not in (None, "table"):
+    if format != "table":
         rows = tuple((column.view, column.name, column.unit, column.meaning, column.source) for column in columns)
         print(render(QueryResult(("view", "name", "unit", "meaning", "source"), rows), format))
         return
@@ -133,7 +133,7 @@ def schema(
 
 def presets(
     name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
-    format: option.Format = None,
+    format: option.TextFormat = "table",
 ) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base; and remedies, for variants."""
     from sparsedepth.config.cost import cost
@@ -142,7 +142,7 @@ def presets(
     from sparsedepth.config.run import RunConfig
 
     if name is not None:
-        if format is not None:
+        if format != "table":
             raise ValueError(f"--format {format} is for the list; `presets {name}` prints YAML, a run file's fields")
         preset = find(name)
         print(f"# {name}: {preset.source}")
@@ -159,4 +159,4 @@ def presets(
         rows.append((name, *sizes, *stated, preset.source))
     rows += [(name, *[None] * 6, f"remedy of {preset.source}") for name, preset in REMEDIES.items()]
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
-    print(render(QueryResult(columns, tuple(rows)), format or "table"))
+    print(render(QueryResult(columns, tuple(rows)), format))

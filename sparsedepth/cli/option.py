@@ -106,6 +106,7 @@ Folders = Annotated[FolderList, typer.Argument(metavar="DIR...", help="results f
 Format = Annotated[
     str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
+TextFormat = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
 OutFile = Annotated[Path | None, typer.Option("-o", "--out", callback=_writable, help="write the output to this file")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="seconds in which a further part of a file must be read")]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
 
-app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and data.", no_args_is_help=True)
+app = typer.Typer(
+    help="How loss falls with compute, width, depth and data; and whether lr carries over sizes.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def law_of(fixed: list[str], without: list[str]) -> "Law":
 @option.command
 def fit(
     given: FitOptions,
-    format: Annotated[str, typer.Option(help="table, csv, json, markdown or latex")] = "table",
+    format: option.TextFormat = "table",
 ) -> None:
     """Fit L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E: width m, depth l, training tokens D."""
     from sparsedepth.scaling.report import as_object, parameter_table

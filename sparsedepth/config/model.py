@@ -71,7 +71,7 @@ class ModelConfig(Section):
     """of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu (gelu), reglu (relu);
     without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"""
     vocab_size: Annotated[Count, replace(SIZE, kind="capacity")] = 264
-    """rows of the embedding, at least the tokenizer's size; """
+    """rows of the embedding, at least the tokenizer's size"""
     seq_len: Annotated[int, Field(ge=2), WHOLE, SPARSER] = 256
     """training context, in tokens"""
     n_experts: Annotated[int, Field(ge=0), WHOLE, replace(EXPERTS, needs_experts=False, sparser_direction="more")] = 0

@@ -47,6 +47,8 @@ def test_options_of_one_meaning_have_one_name():
     for words in COMMANDS:
         assert ("-o" in options(words)) == ("--out" in options(words)), words
         assert ("--by" in options(words)) == ("--objective" in options(words)), words
+        said = " ".join(getattr(parameter, "help", None) or "" for parameter in COMMANDS[words].params)
+        assert "-o's suffix" not in said or "-o" in options(words), words
     assert [words for words in COMMANDS if "--limit" in options(words)] == ["evaluate"]
     assert "--timeout" in options("query")
 
