@@ -134,7 +134,7 @@ def sweep_on_slurm(
         prepare(results, definition, options.max_attempts)
         if retry_failed:
             forget_failures(results, definition, options.max_attempts)
-        if is_settled(definition, scan(results, definition), plan.expected):
+        if is_settled(definition, scan(ResultsIndex(results, definition)), plan.expected):
             return
         if job := array.submit(planned.tasks):
             print(f"submitted {planned.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
@@ -182,7 +182,7 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
                 printed = line
             if runs is None or definition.tune:  # finished tuning runs determine the next runs
                 runs = plan.configs(index.loss_of)
-            states = scan(array.results, definition, runs)
+            states = scan(index, runs)
             display(states)
             if active == [] or time.monotonic() > end:
                 return states

@@ -206,6 +206,7 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
     """Failed first, then newest. Raises ValueError if there are none."""
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.store.checksums import RUN_ID
+    from sparsedepth.sweep.results_folder import ResultsIndex
     from sparsedepth.sweep.status import state_of
 
     logs = [path for path in folder.glob("work/*/log.txt") if path.is_file()]
@@ -215,7 +216,8 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
         raise ValueError(
             f"{folder} holds no run logs{of_train or '; give the results folder of a sweep (a pack has no logs)'}"
         )
-    runs = [(state_of(folder, scratch.run_id), scratch) for scratch in scratches]
+    index = ResultsIndex(folder, None)
+    runs = [(state_of(index, scratch.run_id), scratch) for scratch in scratches]
     return sorted(runs, key=lambda run: (run[0].state != "failed", -run[1].log.stat().st_mtime))
 
 

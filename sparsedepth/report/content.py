@@ -41,6 +41,7 @@ from sparsedepth.store.packs import is_pack
 from sparsedepth.store.saved_queries import answered
 from sparsedepth.store.search import definitions_of, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.answers import (
     OF_A_LADDER,
@@ -246,7 +247,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> tuple[Page
     causes = Counter(("diverged", str(cause)) for cause in diverged["diverged_cause"].fillna("cause unknown"))
     for folder in folders:
         if (folder / "work").is_dir() or is_pack(folder):
-            states = scan(folder, next(iter(definitions_of([folder])), None))
+            states = scan(ResultsIndex(folder, next(iter(definitions_of([folder])), None)))
             reasons = [(run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED]
             causes.update((state, why.partition(":")[0] if state == "pruned" else why) for state, why in reasons)
     rows = ((n, state, cause) for (state, cause), n in causes.most_common())

@@ -147,7 +147,7 @@ class Driver:
             try:
                 refused = queue.refused()
                 unfinished = queue.unfinished()
-                states = self._scan(self._runs())
+                states = scan(self.results_index, self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.errors() as error:
                 if self.stop():
@@ -183,13 +183,10 @@ class Driver:
     def _runs(self) -> dict[str, RunConfig]:
         return self.plan.configs(self.results_index.loss_of)
 
-    def _scan(self, runs: dict[str, RunConfig]) -> list[RunState]:
-        return scan(self.results, self.definition, runs, self.results_index)
-
     def _loop(self, queue: Queue) -> None:
         """Advance the workers, assign tasks and show progress, until nothing is left and every worker is idle."""
         runs = self._runs()
-        self._count_failures(self._scan(runs))
+        self._count_failures(scan(self.results_index, runs))
         self._failed_in_a_row = []  # what failed earlier does not count
         polled_at = float("-inf")
         show_at = float("-inf")
@@ -235,7 +232,7 @@ class Driver:
 
     def _show(self, runs: dict[str, RunConfig]) -> None:
         """Report progress, and decide whether to give up."""
-        states = self._scan(runs)
+        states = scan(self.results_index, runs)
         self.on_progress(states)
         if self._count_failures(states):
             for worker in self._workers:

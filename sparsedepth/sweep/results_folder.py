@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -158,26 +158,6 @@ class RunEnd(NamedTuple):
     reason: str
 
 
-EndRule = Callable[[Scratch], RunEnd | None]
-"""How the run of a scratch folder ended without a result; None if it is to be computed."""
-
-
-def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> EndRule:
-    """The rule of a sweep (None: of `train`, or unknown); its number of attempts is by default the folder's, else 1."""
-    prunes = definition is None or definition.prune is not None
-    attempts = max_attempts or read_attempts(results)
-
-    def end_of(scratch: Scratch) -> RunEnd | None:
-        recorded = scratch.recorded()
-        if prunes and recorded.pruned:
-            return RunEnd("pruned", recorded.pruned)
-        if recorded.infeasible:
-            return RunEnd("infeasible", recorded.infeasible)
-        return RunEnd("failed", recorded.failures[-1]) if len(recorded.failures) >= attempts else None
-
-    return end_of
-
-
 def read_attempts(results: Path) -> int:
     """Those of the sweep; 1 where none are written."""
     try:
@@ -205,9 +185,10 @@ class ResultsIndex:
     record is checked and read once; of a run without one it is asked anew, since other processes may be writing."""
 
     def __init__(self, results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> None:
+        """`definition`: None for `train`, or unknown; `max_attempts`: by default the folder's, else 1."""
         self.results = results
         self.definition = definition
-        self.rule = end_rule(results, definition, max_attempts)
+        self._attempts = max_attempts or read_attempts(results)
         self.complete: set[str] = set()
         """runs that were found complete and undamaged"""
         self._losses: dict[str, float] = {}
@@ -233,7 +214,16 @@ class ResultsIndex:
         if not self._exists("work", run_id):
             return None
         scratch = Scratch(self.results, run_id)
-        return None if is_held(scratch.lock) else self.rule(scratch)
+        return None if is_held(scratch.lock) else self.recorded_end(scratch)
+
+    def recorded_end(self, scratch: Scratch) -> RunEnd | None:
+        """How the run of a scratch folder ended without a result; None if it is to be computed."""
+        recorded = scratch.recorded()
+        if recorded.pruned and (self.definition is None or self.definition.prune):
+            return RunEnd("pruned", recorded.pruned)
+        if recorded.infeasible:
+            return RunEnd("infeasible", recorded.infeasible)
+        return RunEnd("failed", recorded.failures[-1]) if len(recorded.failures) >= self._attempts else None
 
     def state(self, run_id: str) -> Ended | None:
         """'complete', or how the run ended without a result; None if it is to be computed."""

@@ -23,7 +23,7 @@ from sparsedepth.store.made_with import version_differences
 from sparsedepth.store.packs import is_complete_run
 from sparsedepth.store.setting import Configuration, Settings, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, end_rule, run_ids
+from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, run_ids
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import setting_label
 from sparsedepth.words.runs import version_text
@@ -51,19 +51,16 @@ class RunState:
         return self.progress.done if self.progress and self.state != "planned" else 0.0
 
 
-def state_of(
-    results: Path, run_id: str, config: RunConfig | None = None, index: ResultsIndex | None = None
-) -> RunState:
-    """What a run's lock and records in its folder say; `index` (default: the folder's) tells which runs have ended."""
-    if (index and run_id in index.complete) or is_complete_run(results, run_id):
+def state_of(index: ResultsIndex, run_id: str, config: RunConfig | None = None) -> RunState:
+    """What a run's lock and records in its folder say."""
+    if run_id in index.complete or is_complete_run(index.results, run_id):
         return RunState(run_id=run_id, state="complete", config=config)
-    scratch = Scratch(results, run_id)
-    rule = index.rule if index else end_rule(results, None)
+    scratch = Scratch(index.results, run_id)
     state = "planned"
     reason = None
     if is_held(scratch.lock):
         state = "running"
-    elif end := rule(scratch):
+    elif end := index.recorded_end(scratch):
         state, reason = end
     elif failures := scratch.recorded().failures:
         state = "interrupted"
@@ -92,24 +89,18 @@ def remaining_and_complete(
     return remaining, [run for run in runs if index.is_complete(run.run_id)]
 
 
-def scan(
-    results: Path,
-    definition: SweepDefinition | None,
-    planned: Mapping[str, RunConfig] | None = None,
-    index: ResultsIndex | None = None,
-) -> list[RunState]:
+def scan(index: ResultsIndex, planned: Mapping[str, RunConfig] | None = None) -> list[RunState]:
     """The state of every known run of the folder. `planned` are the definition's runs, for a caller that scans
-    repeatedly: building them takes most of the time. `index`: default the folder's."""
-    index = index or ResultsIndex(results, definition)
+    repeatedly: building them takes most of the time."""
+    results = index.results
+    definition = index.definition
     if planned is None:
         planned = Plan(definition).configs(index.loss_of) if definition else {}
     here = run_ids(results, "runs") | run_ids(results, "work")
     is_grid = definition is not None and not definition.adaptive
     others = [] if is_grid else sorted(here - {*planned})  # else of an earlier version of the definition
     states = [
-        state_of(results, run_id, config, index)
-        if run_id in here
-        else RunState(run_id=run_id, state="planned", config=config)
+        state_of(index, run_id, config) if run_id in here else RunState(run_id=run_id, state="planned", config=config)
         for run_id, config in [*planned.items(), *((run_id, None) for run_id in others)]
     ]
     # `train` that was stopped before its first checkpoint has nothing to resume.
@@ -118,7 +109,7 @@ def scan(
 
 def forget_failures(results: Path, definition: SweepDefinition, max_attempts: int) -> None:
     """Forget the failures of all runs that are not being computed, and what did not fit into memory."""
-    for state in scan(results, definition, index=ResultsIndex(results, definition, max_attempts)):
+    for state in scan(ResultsIndex(results, definition, max_attempts)):
         if state.state != "running":
             Scratch(results, state.run_id).clear_failures()
 
@@ -217,10 +208,11 @@ def sweep_summary(folder: Path) -> SweepSummary:
     of = _read(folder)
     plan = Plan(of.definition) if of.definition else None
     rows = of.rows.values()
-    configs = _planned(folder, plan, of.losses) if plan else {}
+    index = ResultsIndex(folder, of.definition)
+    configs = _planned(index, plan, of.losses) if plan else {}
     states = [
         replace(state, state="damaged", reason=problem) if (problem := of.problems.get(state.run_id)) else state
-        for state in scan(folder, of.definition, configs)
+        for state in scan(index, configs)
     ]
     judgements = [caution(usable_form(name, of.results(rows))) for name in of.objectives]
     judgements.append(version_text(version_differences(row["packages"] for row in rows)))
@@ -252,9 +244,8 @@ def _read(folder: Path) -> _FolderRows:
     return _FolderRows(definition, objective, objectives, rows, losses, problems)
 
 
-def _planned(folder: Path, plan: Plan, losses: Mapping[str, float]) -> dict[str, RunConfig]:
+def _planned(index: ResultsIndex, plan: Plan, losses: Mapping[str, float]) -> dict[str, RunConfig]:
     """The expected runs by run_id, given the losses of the complete ones; none of an adaptive sampler."""
-    index = ResultsIndex(folder, plan.definition)
 
     def loss_of(run_id: str) -> float | None:
         return math.inf if run_id not in losses and index.end(run_id) else losses.get(run_id)

@@ -137,7 +137,7 @@ class Worker:
                 raise StoppedError
             if self.results_index.is_complete(config.run_id):
                 return run_record.read_run(run_record.run_folder(self.results, config.run_id)).summary
-            if end := self.results_index.rule(Scratch(self.results, config.run_id)):
+            if end := self.results_index.recorded_end(Scratch(self.results, config.run_id)):
                 trial.set_user_attr(end.state, end.reason)
                 if end.state == "failed":
                     raise FailedError

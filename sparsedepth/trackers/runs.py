@@ -34,6 +34,7 @@ from sparsedepth.outside import SECONDS, in_child
 from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.table_file import MAX_ROWS, Choose, Texts, named, read_texts
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import scan
 from sparsedepth.words.plain_text import cause_of, without_password
 
@@ -139,7 +140,7 @@ def _errors_of(name: str) -> Generator[None]:
 
 
 def has_unfinished_runs(results: Path) -> bool:
-    states = scan(results, readable_definition(results))
+    states = scan(ResultsIndex(results, readable_definition(results)))
     return any(state.state in ("running", "interrupted", "planned") for state in states)
 
 

@@ -19,6 +19,7 @@ from sparsedepth.run.execute import execute
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import run_record
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train import checkpoint
 from sparsedepth.train.loop import Interrupted
@@ -126,7 +127,7 @@ def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path
     for _ in range(200):
         path = rng.choice(sorted(whole))
         what = damage(path, rng)
-        state = state_of(tmp_path, config.run_id)
+        state = state_of(ResultsIndex(tmp_path, None), config.run_id)
         assert state.state in ("failed", "infeasible", "planned"), what
         assert state.progress is None or 0 <= abs(state.progress.done) < float("inf"), what
         assert scratch.recorded().micro_batch is None or scratch.recorded().micro_batch > 0, what

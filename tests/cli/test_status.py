@@ -28,6 +28,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Progress as RunProgress, Scratch
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import RunState, remaining_runs, scan
 from sparsedepth.train.loop import divergence
 from sparsedepth.words.progress import time_text
@@ -263,10 +264,10 @@ def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     sweep = sweep_definition(results / "sweep.yaml")
     runs = known_runs(Plan(sweep), results)
     display = ProgressDisplay(sweep, len(runs), results)
-    display(scan(results, sweep, {run.run_id: run for run in runs}))
+    display(scan(ResultsIndex(results, sweep), {run.run_id: run for run in runs}))
     diverged = {"outcome": "diverged", "val_loss": None, "diverged_step": 3}
     make_run(results, runs[1], {**diverged, "diverged_cause": divergence(5.0, 1.0, 2.0, 5.0, 2.0)})
-    display(scan(results, sweep, {run.run_id: run for run in runs}))
+    display(scan(ResultsIndex(results, sweep), {run.run_id: run for run in runs}))
     assert f"[2/{len(runs)}] complete: n_layers=2 seed=0, diverged" in capsys.readouterr().err
     out, _ = sparsedepth("status", results)
     assert "1 of the complete runs diverged: `query --ask diverged` lists them\n" in out

@@ -19,6 +19,7 @@ from sparsedepth.run.publish import publish, training_summary
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import Infeasible, Options, RunJob
 from sparsedepth.store import run_record
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train.devices import LostError
 from sparsedepth.train.loop import Interrupted, TrainingResult, training
@@ -54,12 +55,12 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
     with pytest.raises(Infeasible, match="one sequence per forward pass: CUDA out of memory"):
         execute(cfg, tmp_path / "results", Options(runtime=CPU))
     assert tried == [None, 2, 1]
-    state = state_of(tmp_path / "results", cfg.run_id)
+    state = state_of(ResultsIndex(tmp_path / "results", None), cfg.run_id)
     assert state.state == "infeasible" and "CUDA out of memory" in str(state.reason)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     assert not scratch.recorded().failures
     scratch.clear_failures()
-    assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
+    assert state_of(ResultsIndex(tmp_path / "results", None), cfg.run_id).state != "infeasible"
 
 
 def test_processes_of_one_run_start_again_with_half_and_nothing_failed(tmp_path):

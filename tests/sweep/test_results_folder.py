@@ -5,7 +5,7 @@ from support.tiny_sweep import known_runs
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.results_folder import end_rule, prepare, write_attempts
+from sparsedepth.sweep.results_folder import ResultsIndex, prepare, write_attempts
 from sparsedepth.sweep.status import forget_failures, remaining_runs, scan, state_of
 
 
@@ -18,14 +18,14 @@ def _scratch(results, run_id="0123456789ab"):
 def test_a_run_has_failed_only_after_all_its_attempts(tmp_path):
     scratch = _scratch(tmp_path)
     scratch.add_failure("no")
-    assert end_rule(tmp_path, None)(scratch) == ("failed", "no"), "`train` tries once"
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("failed", "no"), "`train` tries once"
     write_attempts(tmp_path, 2)
-    assert end_rule(tmp_path, None)(scratch) is None
-    state = state_of(tmp_path, scratch.run_id)
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) is None
+    state = state_of(ResultsIndex(tmp_path, None), scratch.run_id)
     assert (state.state, state.reason) == ("interrupted", "no")
     scratch.add_failure("no again")
-    assert end_rule(tmp_path, None)(scratch) == ("failed", "no again")
-    assert end_rule(tmp_path, None, max_attempts=3)(scratch) is None
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("failed", "no again")
+    assert ResultsIndex(tmp_path, None, max_attempts=3).recorded_end(scratch) is None
 
 
 def test_a_damaged_number_of_attempts_counts_as_none(tmp_path):
@@ -35,22 +35,23 @@ def test_a_damaged_number_of_attempts_counts_as_none(tmp_path):
     path = tmp_path / "work" / "attempts.json"
     for content in ("", "[]", '{"max_attempts": "3"}', '{"max_attempts": 0}'):
         path.write_text(content)
-        assert end_rule(tmp_path, None)(scratch) == ("failed", "no")
+        assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("failed", "no")
 
 
 def test_memory_ends_a_run_and_its_reason_is_a_whole_sentence(tmp_path):
     scratch = _scratch(tmp_path)
     assert not scratch.halve_micro_batch(1, "CUDA")
-    assert end_rule(tmp_path, None)(scratch) == ("infeasible", "out of memory with one sequence per forward pass: CUDA")
+    told = "out of memory with one sequence per forward pass: CUDA"
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("infeasible", told)
     scratch.set_infeasible("out of memory while measuring")
-    assert end_rule(tmp_path, None)(scratch) == ("infeasible", "out of memory while measuring")
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("infeasible", "out of memory while measuring")
 
 
 def test_a_pruned_run_is_computed_once_the_sweep_no_longer_prunes(tmp_path):
     scratch = _scratch(tmp_path)
     scratch.prune(3, "others are better")
-    assert end_rule(tmp_path, None)(scratch) == ("pruned", "others are better")
-    assert end_rule(tmp_path, sweep(space={"n_layers": [2]}))(scratch) is None
+    assert ResultsIndex(tmp_path, None).recorded_end(scratch) == ("pruned", "others are better")
+    assert ResultsIndex(tmp_path, sweep(space={"n_layers": [2]})).recorded_end(scratch) is None
 
 
 def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
@@ -63,7 +64,7 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     scratch.add_failure("out of luck")
     assert first in remaining_runs(plan, tmp_path)
     assert first not in remaining_runs(Plan(tuned), tmp_path, max_attempts=1)
-    assert {state.run_id: state.state for state in scan(tmp_path, tuned)}[first.run_id] == "interrupted"
+    assert {state.run_id: state.state for state in scan(ResultsIndex(tmp_path, tuned))}[first.run_id] == "interrupted"
     scratch.add_failure("out of luck")
     assert first not in remaining_runs(plan, tmp_path)
     forget_failures(tmp_path, tuned, 2)
