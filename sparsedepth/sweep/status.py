@@ -72,15 +72,11 @@ def state_of(index: ResultsIndex, run_id: str, config: RunConfig | None = None) 
     return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
-def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
-    """The expected runs of a sweep that are neither complete in `results` nor ended without a result."""
-    return remaining_and_complete(plan, results, max_attempts)[0]
-
-
 def remaining_and_complete(
     plan: Plan, results: Path, max_attempts: int | None = None
 ) -> tuple[list[RunConfig], list[RunConfig]]:
-    """These, and the complete ones; of an adaptive sampler none, whose proposals are unknown."""
+    """The expected runs of a sweep that are neither complete in `results` nor ended without a result, and the complete
+    ones; of an adaptive sampler none, whose proposals are unknown."""
     if plan.definition.adaptive:  # so complete runs are only counted
         return plan.expected_runs()[len(run_ids(results, "runs")) :], []
     index = ResultsIndex(results, plan.definition, max_attempts)

@@ -17,7 +17,7 @@ from sparsedepth.files import MARKER
 from sparsedepth.plan.estimate import FITS
 from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep.status import remaining_runs
+from sparsedepth.sweep.status import remaining_and_complete
 from sparsedepth.words.plain_text import duration
 from sparsedepth.words.sweep import plan_notes
 
@@ -144,12 +144,12 @@ def test_workers_are_of_each_gpu(tmp_path, capsys):
 def test_what_is_left_is_priced(tmp_path, capsys):
     path = definition(tmp_path)
     sweep, results = sweep_definition(path), tmp_path / "out"
-    runs = remaining_runs(Plan(sweep), results)
+    runs = remaining_and_complete(Plan(sweep), results)[0]
     assert len(runs) == 4
     for config in runs[:3]:
         make_run(results, config, {"outcome": "ok", "val_loss": 2.0})
     assert (results / "runs" / runs[0].run_id / MARKER).exists()
-    assert [run.run_id for run in remaining_runs(Plan(sweep), results)] == [runs[3].run_id]
+    assert [run.run_id for run in remaining_and_complete(Plan(sweep), results)[0]] == [runs[3].run_id]
     plan(path, on="h100", out=results)
     out = capsys.readouterr().out
     assert "total: 4 runs" in out and "remaining: 1 run," in out
@@ -162,9 +162,9 @@ def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
     """The lowest of three learning rates is best: two runs at a lower one, and two results where tuning will end."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     sweep, results = sweep_definition(definition(tmp_path, **fields)), tmp_path / "out"
-    for config in remaining_runs(Plan(sweep), results)[:6]:
+    for config in remaining_and_complete(Plan(sweep), results)[0][:6]:
         make_run(results, config, {"val_loss": config.lr})
-    left = remaining_runs(Plan(sweep), results)
+    left = remaining_and_complete(Plan(sweep), results)[0]
     assert [(run.lr, run.seed) for run in left[:2]] == [(0.0005, 7), (0.0005, 8)]
     assert [run.seed for run in left[2:]] == [0, 1]
 
@@ -178,10 +178,10 @@ def test_a_task_has_no_text_on_disk(tmp_path, capsys):
 def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
     searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
     sweep = sweep_definition(definition(tmp_path, **searched))
-    runs = remaining_runs(Plan(sweep), tmp_path / "out")
+    runs = remaining_and_complete(Plan(sweep), tmp_path / "out")[0]
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
-    assert len(remaining_runs(Plan(sweep), tmp_path / "out")) == 5
+    assert len(remaining_and_complete(Plan(sweep), tmp_path / "out")[0]) == 5
 
 
 def test_a_window_that_hides_nothing_is_no_setting(tmp_path):
