@@ -185,12 +185,10 @@ class BestCommand(option.FolderOptions):
             return rank(store, None if self.by == "loss" else self.by, self.depth, self.top, self.where)
 
     def compute(self) -> "pd.DataFrame":
-        import pandas as pd
-
         from sparsedepth.words.best import heading
 
         ranking = self.ranking()
-        table = pd.DataFrame([*ranking.table.rows], columns=[*ranking.table.columns])
+        table = ranking.table.frame()
         table.insert(1, "setting", [*ranking.settings])
         table.attrs["heading"] = heading(ranking)
         return table
