@@ -94,8 +94,7 @@ def _work(work: Callable[[], Iterable[bytes]], source: str, theirs: "Connection"
     """The child's life."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with its parent
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + ADDRESSES)
+        limit_addresses(ADDRESSES)
     _limit(resource.RLIMIT_FSIZE, DISK)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -108,6 +107,12 @@ def _work(work: Callable[[], Iterable[bytes]], source: str, theirs: "Connection"
     except BaseException as error:  # whatever a library raises, also SystemExit
         told = f"{source} cannot be read: {type(error).__name__}: {one_line(error)}"
         theirs.send_bytes(_ERROR + (str(error) if isinstance(error, ValueError) else told).encode(errors="replace"))
+
+
+def limit_addresses(more: int) -> None:
+    """At most so many bytes of address space beyond what this process has now (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
 
 
 def _limit(kind: int, most: int) -> None:

@@ -18,11 +18,11 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TypeVar
 
 import duckdb
 
+from sparsedepth.outside import limit_addresses
 from sparsedepth.quantities.quantity import Named
 
 Result = TypeVar("Result")
@@ -172,18 +172,16 @@ def refuse_functions(nodes: Iterable[Named], others: Collection[str] = ()) -> No
 @contextmanager
 def limited(seconds: float) -> Generator[None]:
     """Limits for a query with this time limit. Raises ValueError where memory ends."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = resource.getrlimit(resource.RLIMIT_AS)
     try:
         with after(seconds + GRACE, functools.partial(_end, seconds)):
             if sys.platform == "linux":
-                pages = int(Path("/proc/self/statm").read_text().split()[0])
-                limits = [pages * resource.getpagesize() + MEMORY, *(limit for limit in (soft, hard) if limit >= 0)]
-                resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+                limit_addresses(MEMORY)
             yield
     except MemoryError:  # of Python or Arrow
         raise ValueError(_message(f"needs more memory than there is, or than {MEMORY // 2**30} GB")) from None
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _end(seconds: float) -> None:
