@@ -226,9 +226,9 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     ) as writer:
         end = 0
         for view, rows in tables.items():
-            columns = {name: rows[name] for name in rows.column_names} | {"view": _repeated(view, len(rows))}
-            missing = {name: pa.nulls(len(rows), schema.field(name).type) for name in {*schema.names} - columns.keys()}
-            writer.write_table(pa.table({**columns, **missing}).select(schema.names), row_group_size=GROUP_ROWS)
+            named = rows.append_column("view", _repeated(view, len(rows)))
+            whole = pa.concat_tables([empty_table(schema), named], promote_options="default")  # NULL where it lacks one
+            writer.write_table(whole, row_group_size=GROUP_ROWS)
             first = end
             end = end + math.ceil(len(rows) / GROUP_ROWS)
             views[view] = first, end
