@@ -20,8 +20,6 @@ _OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_d
 class Kind:
     name: Literal["text", "pairs", "task"]
     prefix: str = ""
-    built_in: str | None = None
-    """a corpus that every installation has"""
     is_tokenised: bool = False
     """whether a tokenizer makes its ids from text"""
     packs_documents: bool = False
@@ -32,7 +30,7 @@ class Kind:
     """why: what the fields are about, and what the corpus does"""
 
 
-TEXT = Kind(name="text", built_in=STDLIB, is_tokenised=True)
+TEXT = Kind(name="text", is_tokenised=True)
 PAIRS = Kind(
     name="pairs",
     prefix="sft:",
@@ -62,7 +60,7 @@ def corpus_name(corpus: str) -> CorpusName:
     """What a corpus names; the only place that reads its prefix."""
     kind = next((kind for kind in (PAIRS, TASK) if corpus.startswith(kind.prefix)), TEXT)
     place = corpus.removeprefix(kind.prefix)
-    if kind is TASK or place == kind.built_in:
+    if kind is TASK or corpus == STDLIB:
         return CorpusName(kind, place, "built in")
     return CorpusName(kind, place.removeprefix(HUB), "hub" if place.startswith(HUB) else "files")
 
