@@ -82,7 +82,7 @@ def sweep_definition(
     else:
         if scale:
             raise ValueError(f"--scale {scale} selects a size from a definition file; give the file")
-        axes = parse_lists(vary or [], "--vary")
+        axes = parse_lists(vary or [])
         if conflicts := sorted(set(axes) & set(changes)):
             raise ValueError(f"--set {conflicts[0]}: --vary already sets {conflicts[0]}; drop one of the two")
         definition = ad_hoc(axes, seeds or 1, read_input(base, "run") if base else {})

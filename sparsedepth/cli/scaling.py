@@ -192,7 +192,7 @@ def check(
 
     if out is not None:
         check_path(out)
-    config, sizes = run_config(file, set), parse_lists(vary, "--vary")
+    config, sizes = run_config(file, set), parse_lists(vary)
     enough = config.batch_tokens * (steps + 2)
     with tempfile.TemporaryDirectory() as folder:
         short = config.model_copy(

@@ -158,18 +158,18 @@ def parse_settings(settings: Iterable[str] | Fields, option: str = "--set") -> F
     return parsed
 
 
-def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]], option: str) -> dict[str, list[Any]]:
-    """`key=value,value` pairs: 'n_kv_heads=1,2,4' -> {'n_kv_heads': [1, 2, 4]}; or a mapping of lists."""
+def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    """`--vary key=value,value` pairs: 'n_kv_heads=1,2,4' -> {'n_kv_heads': [1, 2, 4]}; or a mapping of lists."""
     if isinstance(settings, Mapping):
         return {key: [*values] for key, values in settings.items()}
     parsed: dict[str, list[Any]] = {}
     for setting in settings:
         key, _, values = (part.strip() for part in setting.partition("="))
         if not key or not values:
-            raise ValueError(f"{option} {setting!r} must have the form key=value,value, such as {option} n_layers=4,12")
+            raise ValueError(f"--vary {setting!r} must have the form key=value,value, such as --vary n_layers=4,12")
         if key in parsed:
-            raise ValueError(f"{option} {key} is given twice; list all its values in one")
-        parsed[key] = parse_yaml(f"[{values}]", f"{option} {key}")
+            raise ValueError(f"--vary {key} is given twice; list all its values in one")
+        parsed[key] = parse_yaml(f"[{values}]", f"--vary {key}")
     return parsed
 
 

@@ -139,7 +139,7 @@ def _first_characters(texts: Iterable[str]) -> Iterator[str]:
             return
 
 
-def hub_answers(seconds: float = 3.0) -> bool:
+def hub_answers() -> bool:
     """Whether the hub can be reached; assumed behind a proxy."""
     from huggingface_hub import constants
 
@@ -148,7 +148,7 @@ def hub_answers(seconds: float = 3.0) -> bool:
     url = urllib.parse.urlsplit(constants.ENDPOINT)
     try:
         if not urllib.request.getproxies().get(url.scheme):
-            socket.create_connection((url.hostname or "", url.port or 443), timeout=seconds).close()
+            socket.create_connection((url.hostname or "", url.port or 443), timeout=3.0).close()
     except OSError:
         return False
     return True
