@@ -20,8 +20,6 @@ from sparsedepth.cluster import slurm
 from sparsedepth.cluster.slurm import (
     FOLDER,
     MAX_STARTS,
-    JobId,
-    JobName,
     QueuedTask,
     Request,
     header,
@@ -92,10 +90,10 @@ class TaskArray:
     request: Request = field(default_factory=Request)
 
     @property
-    def name(self) -> JobName:
+    def name(self) -> str:
         """Job name: the sweep's, and a checksum of the folder's path."""
         named = re.sub(r"[^A-Za-z0-9._-]", "-", self.sweep)[:40]
-        return JobName(f"{named}-{files.digest(str(self.results.resolve()))[:8]}")
+        return f"{named}-{files.digest(str(self.results.resolve()))[:8]}"
 
     @property
     def folder(self) -> Path:
@@ -132,7 +130,7 @@ class TaskArray:
     def queued(self) -> list[QueuedTask]:
         return slurm.queued(self.name)
 
-    def submit(self, tasks: int) -> JobId | None:
+    def submit(self, tasks: int) -> str | None:
         """Submit the array; returns the job id, or None if this folder's array is already queued or running. Raises
         ValueError, leaving nothing in the queue, if Slurm refuses the script or the probe task fails."""
         self.folder.mkdir(exist_ok=True)
@@ -154,7 +152,7 @@ class TaskArray:
                     slurm.call("scancel", probe)
                 raise
 
-    def _probe(self) -> JobId | None:
+    def _probe(self) -> str | None:
         """Submit a task that checks that a node has the folder and this Python. Returns its job id if it has not
         started in time. Raises ValueError if a check fails."""
         token = self.folder.resolve() / f"probe-{uuid.uuid4().hex}"

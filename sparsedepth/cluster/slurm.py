@@ -22,13 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, NewType
+from typing import NamedTuple
 
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.words.status import time_advice
-
-JobId = NewType("JobId", str)
-JobName = NewType("JobName", str)
 
 WARNING_SECONDS = 120
 """How long before its time limit a task is warned; at most a quarter of the limit."""
@@ -241,9 +238,9 @@ def max_tasks() -> int:
     return int(match[1]) if match else 1000
 
 
-def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> JobId:
-    """Submit a script. Raises ValueError if Slurm refuses it."""
-    return JobId(call("sbatch", "--parsable", *options, script=script, environment=environment).strip().split(";")[0])
+def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> str:
+    """Submit a script; returns the job id. Raises ValueError if Slurm refuses it."""
+    return call("sbatch", "--parsable", *options, script=script, environment=environment).strip().split(";")[0]
 
 
 def queued(name: str) -> list[QueuedTask]:
