@@ -109,7 +109,7 @@ class Request:
     @property
     def groups(self) -> int:
         """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
-        return max(1, int(self.gpus.rpartition(":")[2]) // self.gpus_per_run) if self.gpus else 0
+        return int(self.gpus.rpartition(":")[2]) // self.gpus_per_run if self.gpus else 0
 
     @property
     def runs_in_parallel(self) -> int:

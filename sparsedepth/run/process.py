@@ -102,7 +102,7 @@ def nvidia_driver() -> ctypes.CDLL | None:
 
 def has_gpu_driver() -> bool:
     """Whether there may be a GPU that torch calls CUDA: NVIDIA's, or AMD's."""
-    return sys.platform == "win32" or nvidia_driver() is not None or os.path.exists("/dev/kfd")
+    return nvidia_driver() is not None or os.path.exists("/dev/kfd")
 
 
 def has_used_cuda() -> bool:
