@@ -110,16 +110,12 @@ def file_kind(file: Path) -> str | None:
 def local_files(corpus: str) -> list[Path]:
     """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind, or one is a pipe, or
     a link out of its folder."""
-    return _chosen(corpus)[0]
+    return chosen_files(corpus)[0]
 
 
-def left_out(corpus: str) -> list[str]:
-    """The names of the files in the folder of a local corpus that are not read."""
-    return _chosen(corpus)[1]
-
-
-def _chosen(corpus: str) -> tuple[list[Path], list[str]]:
-    """The files to read and what is left out. Raises ValueError for a path that is missing, or of unknown kind."""
+def chosen_files(corpus: str) -> tuple[list[Path], list[str]]:
+    """The files to read, and the names of those in its folder that are not. Raises as `local_files`, and ValueError for
+    a path that is missing."""
     corpus = corpus_name(corpus).place
     path = local_path(corpus)
     if path.is_dir():

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from sparsedepth.config.corpus import STDLIB, corpus_name, is_learned
 from sparsedepth.config.run import DataConfig, RunConfig, TextConfig
 from sparsedepth.config.section import Section
-from sparsedepth.data.corpus import left_out, local_files
+from sparsedepth.data.corpus import chosen_files
 from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, local_path, locked, sha256, write_json
@@ -303,13 +303,9 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         with _progress(config.corpus) as show:
             train, val, dtype = write_shards(unfinished, kind.encoder(tokenizer), kind, config, show)
         saved = unfinished / TOKENIZER_FILE
-        rest = list[str]()
-        place = local_path(corpus_name(config.corpus).place)
-        if corpus_name(config.corpus).origin == "files" and place.is_dir():
-            rest = left_out(config.corpus)
+        files, rest = chosen_files(config.corpus) if corpus_name(config.corpus).origin == "files" else ([], [])
         if rest:
-            n_files = counted(len(local_files(config.corpus)), "file")
-            told = f"read {train.documents + val.documents:,} documents in {n_files}"
+            told = f"read {train.documents + val.documents:,} documents in {counted(len(files), 'file')}"
             print(f"{told}; left out: {', '.join(rest)}", file=sys.stderr)
         manifest = Manifest(
             data_id=folder.name,
