@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
@@ -45,7 +46,7 @@ class Pruner:
             losses = [row["train_loss"] for row in rows if row["train_loss"] is not None]
             if not losses or step - 1 >= share * n_steps:
                 continue  # resumed after this share: it was checked before, or has no rows
-            loss = math.fsum(losses) / len(losses)
+            loss = fmean(losses)
             others = self._finished_losses(share)
             if loss > (level := level_reached(self.rule, others)):
                 raise PrunedRun(

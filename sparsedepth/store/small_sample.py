@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import mul
+from statistics import fmean
 
 LEVEL = 0.95
 Z = 1.959963984540054
@@ -52,7 +53,7 @@ def seed_means(values: Iterable[tuple[float | None, float]]) -> list[float]:
     for index, (seed, value) in enumerate(values):
         key = ("run", index) if seed is None or math.isnan(seed) else ("seed", seed)
         by_seed.setdefault(key, []).append(value)
-    return [math.fsum(same_seed) / len(same_seed) for same_seed in by_seed.values()]
+    return [*map(fmean, by_seed.values())]
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
@@ -60,7 +61,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, 
     n = len(values)
     if not n:
         return None, None, None
-    mean = math.fsum(values) / n
+    mean = fmean(values)
     if n < MIN_VALUES:
         return mean, None, None
     half = t_critical(n - 1) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
