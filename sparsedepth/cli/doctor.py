@@ -13,11 +13,12 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from sparsedepth import __version__
+from sparsedepth.cli import option
 from sparsedepth.words.doctor import doctor_text
 from sparsedepth.words.plain_text import counted, error_text
 
@@ -49,7 +50,7 @@ class Finding:
     """Whether sparsedepth does not run without it."""
 
 
-def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table") -> None:
+def doctor(format: option.TableOrJson = "table") -> None:
     """Check the installation: packages, devices, and which kernels run and which 'auto' chooses. Exit code 1 if a
     required part does not work."""
     findings = list(examine())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -198,7 +198,7 @@ def _tell(name: str, known: "Mapping[str, Any]", left: int) -> None:
 @option.command
 def measure(
     given: MeasureCommand,
-    format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
+    format: option.TableOrJson = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.store.degeneracy import reasons_of_run

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
 
 import typer
 
@@ -107,6 +107,7 @@ Format = Annotated[
     str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
 TextFormat = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
+TableOrJson = Annotated[Literal["table", "json"], typer.Option(help="output format")]
 OutFile = Annotated[Path | None, typer.Option("-o", "--out", callback=_writable, help="write the output to this file")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="seconds in which a further part of a file must be read")]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]

@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 
 
+Bootstrap = Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")]
+
+
 @dataclass(frozen=True)
 class FitOptions:
     """The depth law fitted to the runs of a folder or a table, how the loss falls with width, depth and data: `fit`
@@ -41,7 +44,7 @@ class FitOptions:
     cluster: Annotated[
         str | None, typer.Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
     ] = None
-    bootstrap: Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")] = 500
+    bootstrap: Bootstrap = 500
     deadline: option.Deadline = 60.0
 
     def compute(self) -> "Report":
@@ -66,7 +69,7 @@ class FitOptions:
 @dataclass(frozen=True)
 class LawPlotOptions(FitOptions):
     _: KW_ONLY
-    bootstrap: Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")] = 200
+    bootstrap: Bootstrap = 200
 
 
 def law_of(fixed: list[str], without: list[str]) -> "Law":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -100,7 +100,7 @@ def status(
     given: StatusCommand,
     watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
-    format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
+    format: option.TableOrJson = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
     if format == "json" and watch:
