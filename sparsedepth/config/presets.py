@@ -34,7 +34,7 @@ def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> Fi
     return dict(zip(names, (*shape, vocab_size, seq_len, batch_tokens), strict=True))
 
 
-def _llama(shape: Shape, *, lr: float, steps: int = 0, warmup: int = 0) -> Fields:
+def _llama(shape: Shape, *, lr: float, steps: int, warmup: int) -> Fields:
     """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
     schedule = {"train_tokens": steps * 512 * 256, "warmup_frac": warmup / steps} if steps else {}
     return {

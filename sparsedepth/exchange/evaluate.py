@@ -199,7 +199,7 @@ def metric_losses(whole: Hits, without: Hits) -> list[Named]:
     return rows
 
 
-def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
+def load_tasks(names: Sequence[str], include_path: Path | None, limit: int | None = None) -> list[HarnessTask]:
     """The tasks of these names, groups and tags, with their first `limit` documents each. Raises ValueError for an
     unknown name, and for a task that cannot be loaded."""
     check_harness()

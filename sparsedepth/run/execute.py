@@ -48,7 +48,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     return run_generator(execution(config, results, options))
 
 
-def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Work[Path]:
+def execution(config: RunConfig, results: Path, options: Options) -> Work[Path]:
     """`execute` as a generator: at each yield the other runs of a stack take their step (`train_together`)."""
     refuse_pack(results)
     target = run_record.run_folder(results, config.run_id)

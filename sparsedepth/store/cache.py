@@ -60,7 +60,7 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     return _with_tables(folder, segments, part.runs, damaged)
 
 
-def read_columns(results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None) -> dict[str, Named]:
+def read_columns(results: Path, names: Iterable[str], damaged: list[DamagedRun]) -> dict[str, Named]:
     """run_id -> some columns of `runs`, of trained runs in a results folder, without a database. Raises as `load`."""
     columns = [*dict.fromkeys(("run_id", "folder", *names))]
     loaded = [rows for part in find_runs([results], damaged) if part.root == results for rows in load(part, damaged)]

@@ -163,7 +163,7 @@ def _parse(files: Files) -> Evaluation:
     return evaluation
 
 
-def read_evals(roots: Iterable[Path], damaged: list[DamagedRun] | None = None) -> pa.Table:
+def read_evals(roots: Iterable[Path], damaged: list[DamagedRun] | None) -> pa.Table:
     """The rows of the view, of all complete evaluations in results folders; copies count once. Raises DamagedRun, or
     adds it to the list if given."""
     evaluations: dict[str, Evaluation] = {}

@@ -58,7 +58,7 @@ def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int]
     return parquet.read_row_groups([*groups], [*names], use_threads=False)
 
 
-def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pq.ParquetFile:
+def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None) -> pq.ParquetFile:
     """The open file. Raises ValueError for more rows or bytes than are read, before any is decoded: a text that its
     dictionary holds once may be in millions of rows."""
     parquet = pq.ParquetFile(file)

@@ -104,7 +104,7 @@ def start_run(
     the `nodes` of a Slurm task. `gpus` sets CUDA_VISIBLE_DEVICES. Raises ServerDied."""
     context = multiprocessing.get_context("forkserver")
     try:
-        with for_children(), _time_limit(START_SECONDS):
+        with for_children(), _time_limit():
             prepare_server(threads)
             given = ([*arguments], str(log), processes, nodes, ",".join(gpus), server_pid())
             process = context.Process(target=_run, args=given)
@@ -162,14 +162,14 @@ def for_children() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float) -> Generator[None]:
-    """Raises TimeoutError in the main thread, which would wait for a stopped forkserver forever."""
+def _time_limit() -> Generator[None]:
+    """Raises TimeoutError after START_SECONDS in the main thread, which would wait for a stopped forkserver forever."""
 
     def interrupt(*_: object) -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
     try:
         yield
     finally:
