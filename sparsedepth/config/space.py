@@ -4,7 +4,7 @@ A condition lists fields and allowed values; it is never an expression. Seeds ar
 0 (results) or from 101 (tuning)."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -115,7 +115,7 @@ def check_size(cells: int, runs_per_cell: int) -> None:
         )
 
 
-def _counted(first: int) -> Callable[[Any], Any]:
+def _counted(first: int) -> BeforeValidator:
     """A validator that turns a number of seeds into a list from `first` on: 3 from 0 are 0, 1 and 2."""
 
     def listed(seeds: Any) -> Any:
@@ -128,12 +128,12 @@ def _counted(first: int) -> Callable[[Any], Any]:
         check_size(1, seeds)
         return list(range(first, first + seeds))
 
-    return listed
+    return BeforeValidator(listed, json_schema_input_type=int | list[int])
 
 
 SeedList = Annotated[list[int], Field(min_length=1), AfterValidator(check_distinct)]
-Seeds = Annotated[SeedList, BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
-TuningSeeds = Annotated[SeedList, BeforeValidator(_counted(101), json_schema_input_type=int | list[int])]
+Seeds = Annotated[SeedList, _counted(0)]
+TuningSeeds = Annotated[SeedList, _counted(101)]
 _SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
 
 

@@ -273,7 +273,7 @@ def read_runs(folder: Path, index: Row) -> pa.Table:
     if file is None:
         return empty_table(schema)
     present = {*file.schema.names}
-    lacking = {each.quantity.measure for each in quantities.RUNS if each.quantity and each.name not in present}
+    lacking = {each.measure for each in quantities.RUNS if each.name not in present}
     is_readable = index.get("version") in READABLE
     if is_readable and lacking and "plugins" in present:
         made = file.part(pa.schema([schema.field("plugins")])).in_memory()["plugins"]

@@ -260,7 +260,7 @@ def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig])
         return None
     run_id = min(results or complete, key=lambda run_id: (losses[run_id], run_id))
     row = rows[run_id]
-    finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
+    finished = [other for name, other in rows.items() if math.isfinite(losses[name])]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[of.objective] for other in of.results(replicates) or replicates]
     others = {*rows} - {state.run_id for state in states}
