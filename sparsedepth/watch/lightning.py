@@ -48,11 +48,7 @@ class _Watching:
 
 
 @functools.cache
-def _made() -> type:
-    return type("LightningCallback", (_Watching, _callback_class()), {"__doc__": _Watching.__doc__})
-
-
 def __getattr__(name: str) -> Any:
     if name != "LightningCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _made()
+    return type("LightningCallback", (_Watching, _callback_class()), {"__doc__": _Watching.__doc__})

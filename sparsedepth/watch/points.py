@@ -76,7 +76,7 @@ class Points:
             raise ValueError(f"out={str(out)!r} is a file; name a results folder")
         if (out / "config.json").exists() or is_complete(out):
             raise ValueError(f"out={str(out)!r} is a model or a run; name a results folder")
-        self.stored = self._stored()
+        self.stored = read_json(self._file) if self._file.exists() else {}
         said = {**training.fields, "tokens_per_step": training.tokens_per_step, "params": training.n_params}
         said["tokens"] = training.data_hash
         if not self.stored:
@@ -88,11 +88,6 @@ class Points:
             raise ValueError(
                 f"{training.name!r} in {str(out)!r} is another training ({told}); give another name or out"
             )
-
-    def _stored(self) -> Named:
-        if not self._file.exists():
-            return {}
-        return read_json(self._file)
 
     def keep(self, **facts: Any) -> None:
         self.stored = {**self.stored, **facts}
