@@ -62,11 +62,6 @@ class SettingDepths:
         return float(fitted.values.choice_C[order.index(depth)]) if fitted and depth in order else 0.0
 
 
-def depths_of_baseline(cells: Cells) -> SettingDepths:
-    """The baseline at every depth of these cells that has a result."""
-    return depths_of(cells, cells.depths, {BASELINE})
-
-
 def depths_of(cells: Cells, depths: Sequence[Depth], names: Collection[str]) -> SettingDepths:
     """A setting at these depths; its names, which have the budget where there are several."""
     own = {at.depth: next((at.cells[name] for name in names if name in at.cells), None) for at in depths}

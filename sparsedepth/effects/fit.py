@@ -235,11 +235,6 @@ class CellRuns:
         """The values of the tuned field, ascending."""
         return np.unique(self.lr_N[~np.isnan(self.lr_N)]).tolist()
 
-    @property
-    def diverged_lr(self) -> set[float]:
-        """The values, but for the chosen one, with a run that diverged."""
-        return {*self.lr_N[self.diverged_N].tolist()} - {self.lr}
-
     @cached_property
     def results(self) -> dict[int, float]:
         """Seed -> outcome of the results."""
@@ -276,12 +271,13 @@ def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
 
 
 def fit_with_curves(cells: Sequence[CellRuns], sign: int) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
-    is the negative's."""
+    """A value that diverged with a seed is no part of a curve, but for the chosen one. A curve has a lowest point: of
+    an outcome with sign 1 it is the negative's."""
     step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
     parts = []
     for number, cell in enumerate(cells):
-        y_N = np.where(np.isin(cell.lr_N, [*cell.diverged_lr]), np.nan, -sign * cell.value_N)
+        diverged_N = np.isin(cell.lr_N, cell.lr_N[cell.diverged_N & (cell.lr_N != cell.lr)])
+        y_N = np.where(diverged_N, np.nan, -sign * cell.value_N)
         u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N
         parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
     rows = pd.concat(parts).dropna()

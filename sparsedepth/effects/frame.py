@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Depth
-from sparsedepth.effects.depths import depths_of_baseline
+from sparsedepth.effects.depths import depths_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
@@ -363,7 +363,7 @@ def _depths(cells: Cells) -> list[Row]:
     """The baseline at every depth against the shallowest (`effects.depths`)."""
     if len(cells.depths) < 2:
         return []
-    depths = depths_of_baseline(cells)
+    depths = depths_of(cells, cells.depths, {BASELINE})
     own = depths.cells
     runs = cells.runs.loc[cells.rows.index[cells.rows["setting"] == BASELINE]]
     first, rows = min(own, default=0), list[Row]()
