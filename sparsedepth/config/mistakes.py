@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sparsedepth.config.section import Fields, Mistakes
-from sparsedepth.words.mistakes import hint, how_to_write, in_our_words, short
+from sparsedepth.words.mistakes import hint, how_to_write, in_our_words
+from sparsedepth.words.table import shortened
 
 Keys = tuple[str | int, ...]
 
@@ -81,7 +82,7 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
         known = [*owner.model_fields]
         keys = f"known keys: {', '.join(known)}" if len(known) < 30 else "`sparsedepth schema` lists the keys of a run"
         what = hint(str(path[-1]), known, getattr(owner, "base_fields", ())) or keys
-        return f"unknown key {name!r} (value {short(details['input'])}); {what}"
+        return f"unknown key {name!r} (value {shortened(repr(details['input']), 200)}); {what}"
     messages = list(dict.fromkeys(in_our_words(error["msg"]) for error in errors))
     alternatives = [messages[0], *(message.removeprefix("must be ") for message in messages[1:])]
     message = " or ".join(filter(None, [", ".join(alternatives[:-1]), alternatives[-1]]))
@@ -93,7 +94,7 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
     how = how_to_write({error["type"] for error in errors}, details["input"], message)
-    return f"{name}={short(details['input'])}{separator}{message}{how}{meaning}"
+    return f"{name}={shortened(repr(details['input']), 200)}{separator}{message}{how}{meaning}"
 
 
 def _model_at(model: type[BaseModel], path: Keys) -> type[BaseModel]:

@@ -138,11 +138,6 @@ def in_our_words(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
 def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) -> str | None:
     """'did you mean ...?' for an unknown key; None if nothing is near. `run_fields` stand in a definition's base."""
     name = key.lower().replace("-", "_").replace(" ", "_")
