@@ -11,7 +11,7 @@ from sparsedepth.words.effects import interval_text, second_look_lines
 from sparsedepth.words.judge import ends_text, place_text, time_text, worth_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
-from sparsedepth.words.scaling import flops_text, multiplier_text, shapes_lines
+from sparsedepth.words.scaling import flops_text, in_nats, multiplier_text, shapes_lines
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -36,8 +36,8 @@ def recipe_line(card: "Card", by_depth: Sequence[tuple[int, str, str]]) -> Line:
     answer = sentence(card)
     if len(by_depth) > 1:
         depth, use, loss = by_depth[0]
-        most = "highest" if IN_RUNS[card.recipe.objective].better == "high" else "lowest"
-        best = f"that at {counted(depth, 'layer')} has the {most} {card.recipe.objective}"
+        most = IN_RUNS[card.recipe.objective].better
+        best = f"that at {counted(depth, 'layer')} has the {most}est {card.recipe.objective}"
         answer += f" Of the choices at each depth, {best}: {loss}, {use}."
     line = Line("What to use, at which depth?", answer, verdict="not shown", figure="effects")
     if effect is None or effect.estimate is None:
@@ -64,8 +64,7 @@ def depth_line(answer: "Answer") -> Line:
     line = Line("Does depth earn its cost?", answer.sentence, verdict="not compared", figure="depth")
     if answer.judged:
         one = answer.judged[-1]
-        row = {"estimate": one.estimate, "lo": one.lo, "hi": one.hi, "unit": "nat/token"}
-        effect = f"{one.n_layers} against {one.against} layers {interval_text(row)}"
+        effect = f"{one.n_layers} against {one.against} layers {in_nats(one)}"
         basis = f"equal FLOPs ({flops_text(one.largest or math.nan)}), {counted(one.seeds, 'seed')}"
         return line._replace(effect=effect, verdict=one.verdict, basis=basis, figure="isoflop")
     rows = _rows(answer)

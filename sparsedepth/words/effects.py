@@ -89,7 +89,7 @@ def title(outcome: str, unit: str) -> str:
     """'val_loss [nat/token], lower is better'."""
     better = quantities.IN_RUNS[outcome].better
     bracket = "" if unit in ("", "1") else f" [{'ratio' if unit == 'ln ratio' else unit}]"
-    return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"
+    return f"{outcome}{bracket}{f', {better}er is better' if better else ''}"
 
 
 def compared_at(field: str, at_equal_lr: bool, single: bool = False) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.scaling import drift_word, flops_text, multiplier_text
+from sparsedepth.words.scaling import at_depth, drift_word, flops_text, multiplier_text
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -101,17 +101,13 @@ def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
         "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, "
         "over variants",
         fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,
-        *(f"{_at_depth(record)}{record['variant']!r}: {ladder_sentence(record, of)}." for record in records),
+        *(f"{at_depth(record)}{record['variant']!r}: {ladder_sentence(record, of)}." for record in records),
         f"Better: {', '.join(map(repr, better))}."
         if better
         else "Not shown: no variant is better beyond noise."
         if not all(record["verdict"] == "worse" for record in records)
         else "Worse: every variant.",
     ]
-
-
-def _at_depth(record: Row) -> str:
-    return "" if record.get("n_layers") is None else f"n_layers={record['n_layers']}, "
 
 
 def ladder_sentence(record: Row, of: str = "compute") -> str:

@@ -208,8 +208,7 @@ def summary(
     if card:
         if card.verification:
             yield f"The recipe was {verification_text(card)}."
-        if card.tests:
-            yield from (f"Tests {' '.join(line.split())}." for line in told_by_outcome(card))
+        yield from (f"Tests {' '.join(line.split())}." for line in told_by_outcome(card))
     yield counted_runs
     n_all, n_shown = n_effects
     if n_all:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
+from sparsedepth.words.effects import interval_text
 from sparsedepth.words.plain_text import counted
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
@@ -183,9 +184,13 @@ def crossover_text(one: "Crossover") -> str:
 
 def at_largest(one: "Crossover") -> str:
     """'at 8e12 FLOPs -0.1 nat/token (-0.15 to -0.05) against 4 layers'"""
-    assert one.largest is not None and one.estimate is not None and one.lo is not None and one.hi is not None
-    size = f"{one.estimate:+.3g} nat/token ({one.lo:+.3g} to {one.hi:+.3g})"
-    return f"at {flops_text(one.largest)} FLOPs {size} against {one.against} layers"
+    assert one.largest is not None
+    return f"at {flops_text(one.largest)} FLOPs {in_nats(one)} against {one.against} layers"
+
+
+def in_nats(one: "Crossover | Doubling") -> str:
+    """'-0.1 nat/token (-0.15 to -0.05)'"""
+    return interval_text(one._asdict() | {"unit": "nat/token"})
 
 
 def not_worth(one: "Crossover") -> str:
@@ -261,8 +266,7 @@ def _aspect_text(one: "Best") -> str:
 
 def _doubling_text(one: "Doubling") -> str:
     verdict = "not shown" if one.p >= ALPHA else "lower" if one.estimate < 0 else "higher"
-    size = f"{one.estimate:+.3g} nat/token ({one.lo:+.3g} to {one.hi:+.3g})"
-    return f"  {2.0**one.aspect:g} to {2.0 ** (one.aspect + 1):g}: {size}, {verdict}"
+    return f"  {2.0**one.aspect:g} to {2.0 ** (one.aspect + 1):g}: {in_nats(one)}, {verdict}"
 
 
 # A setting
@@ -289,11 +293,15 @@ def drift_word(first: float, last: float) -> str:
     return "fading" if abs(math.log(last)) < abs(math.log(first)) else "growing"
 
 
+def at_depth(record: Row) -> str:
+    """'n_layers=24, '; '' of one law over all depths."""
+    return "" if record.get("n_layers") is None else f"n_layers={record['n_layers']}, "
+
+
 def worth_sentence(first: Row, last: Row) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)', from the
     rows of the smallest and the largest budget."""
-    depth = "" if last["n_layers"] is None else f"n_layers={last['n_layers']}, "
-    text = f"{depth}{last['setting']}: "
+    text = f"{at_depth(last)}{last['setting']}: "
     if last["multiplier"] is None:
         return f"{text}not known what it is worth in compute: {last['reason']}"
     text += f"worth {_worth_text(last, ' times the compute')}"
