@@ -26,7 +26,7 @@ from sparsedepth.store.setting import Settings
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
 from sparsedepth.words.differences import baseline_text
-from sparsedepth.words.effects import budget_text, interval_text, lr_text, size_text
+from sparsedepth.words.effects import budget_text, in_brackets, interval_text, lr_text, size_text
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import plain, readable
 
@@ -151,8 +151,7 @@ def meaning_of(name: str) -> str:
     """One line on a column of `runs`, with its unit."""
     column = next((column for column in quantities.RUNS if column.name == name), None)
     if column is not None:
-        unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
-        return f"{column.meaning}{unit}"
+        return f"{column.meaning}{in_brackets(column.unit)}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""
 
@@ -228,7 +227,7 @@ def _size(value: Any, unit: str, sign: str = "") -> TableCell:
 def front_of(ranking: Ranking) -> tuple[PageTable, str]:
     """The best proposals of a search, with its front: their objectives and axes; and the caption of the table."""
     names = (ranking.by, *ranking.beside)
-    axes = dict.fromkeys(name for name in ("n_layers", *(ranking.search.varied if ranking.search else ())))
+    axes = dict.fromkeys(("n_layers", *(ranking.search.varied if ranking.search else ())))
     columns = {name: meaning_of(name) for name in (*names, "seeds", *axes, "cell_id")}
     rows = [
         [*(row[name] for name in names), row["seeds"], *(knobs.get(name) for name in axes), row["cell_id"]]

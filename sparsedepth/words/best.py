@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth import quantities
 from sparsedepth.words.degeneracy import caution, degeneracy_text, weakness_text
 from sparsedepth.words.differences import baseline_text, cost_text, data_text, depth_text, setting_label
+from sparsedepth.words.effects import in_brackets
 from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.runs import import_note, layers_hint, search_text, version_text
 from sparsedepth.words.table import fitted_table
@@ -22,7 +23,6 @@ def heading(ranking: "Ranking") -> str:
     columns = ranking.table.columns
     quantity = quantities.rankable(ranking.by)
     search = ranking.search
-    unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
     diverged = ""
     if ranking.n_diverged:
         diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
@@ -44,7 +44,7 @@ def heading(ranking: "Ranking") -> str:
     part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
         search_text(search) if search else "",
-        f"{ranking.by}{unit}, {quantity.better}er is better, mean over seeds {interval}:",
+        f"{ranking.by}{in_brackets(quantity.unit)}, {quantity.better}er is better, mean over seeds {interval}:",
         f"{counted(ranking.n_cells, 'configuration')}{depths}{part}, {counted(ranking.n_runs, 'run')}{diverged}",
         cost_text(ranking.differences, columns),
         "" if search else baseline_text(ranking.differences),

@@ -34,6 +34,11 @@ def unit_text(unit: str) -> str:
     return "" if unit in ("ln ratio", "1", "") else f" {unit}"
 
 
+def in_brackets(unit: str) -> str:
+    """' [nat/token]'; '' of a number without a unit."""
+    return "" if unit in ("1", "") else f" [{unit}]"
+
+
 def interval_text(effect: Row, name: str = "", more: str = "") -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
     unit = effect["unit"]
@@ -88,7 +93,7 @@ def setting_text(row: Row) -> str:
 def title(outcome: str, unit: str) -> str:
     """'val_loss [nat/token], lower is better'."""
     better = quantities.IN_RUNS[outcome].better
-    bracket = "" if unit in ("", "1") else f" [{'ratio' if unit == 'ln ratio' else unit}]"
+    bracket = in_brackets("ratio" if unit == "ln ratio" else unit)
     return f"{outcome}{bracket}{f', {better}er is better' if better else ''}"
 
 

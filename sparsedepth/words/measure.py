@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities import with_intervals
 from sparsedepth.quantities.quantity import Row
+from sparsedepth.words.effects import unit_text
 from sparsedepth.words.plain_text import duration, wrapped
 from sparsedepth.words.price import size
 
@@ -24,8 +25,7 @@ def summary_text(summary: Row) -> str:
     for column, value, ends in rows:
         interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
         text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        unit = f" {column.unit}" if column.unit not in ("", "1") else ""
-        lines.append(f"  {column.name:{width}}  {text}{unit}{interval}\n")
+        lines.append(f"  {column.name:{width}}  {text}{unit_text(column.unit)}{interval}\n")
     return "".join(lines)
 
 
