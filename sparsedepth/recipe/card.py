@@ -3,7 +3,6 @@
 Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
 (`words.recipe`). Its effects are rows of the frame `effects`."""
 
-import math
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
@@ -18,7 +17,7 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.files import parse_json, write_json
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words.effects import size_text
+from sparsedepth.words.effects import fitted_text, size_text
 from sparsedepth.words.recipe import sentence
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import number_text
@@ -250,16 +249,14 @@ def _row(candidate: Candidate, is_short: bool) -> tuple:
     effect, is_open = candidate.effect, candidate.comparison == "not shown"
     sizes = [(effect.estimate, "+"), (effect.lo, "+"), (effect.hi, "+"), (effect.detectable if is_open else None, "")]
     texts = [None if size is None else size_text(size, effect.unit, sign) for size, sign in sizes]
-    value = effect.fitted if effect.fitted is None or effect.unit != "ln ratio" else math.exp(effect.fitted)
-    fitted = None if value is None else f"{value:.4g}"
     listed = "left out" if candidate.refused else LISTS[candidate.comparison]
     costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
     worth = None
     if candidate.compute:
         worth = f"x{multiplier_text(candidate.compute[0], *((None, None) if is_short else candidate.compute[1:]))}"
     return (
-        listed if effect.lo is not None else "no interval", fitted, *texts, effect.seeds, effect.diverged or None,
-        number_text(effect.lr), *costs, worth, candidate.setting,
+        listed if effect.lo is not None else "no interval", fitted_text(effect.fitted, effect.unit), *texts,
+        effect.seeds, effect.diverged or None, number_text(effect.lr), *costs, worth, candidate.setting,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from sparsedepth.store.setting import Settings
 from sparsedepth.store.tuning_roles import without_measured_models
 from sparsedepth.words.captions import DEGENERATE
 from sparsedepth.words.differences import baseline_text
-from sparsedepth.words.effects import budget_text, in_brackets, interval_text, lr_text, size_text
+from sparsedepth.words.effects import budget_text, fitted_text, in_brackets, interval_text, lr_text, size_text
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.values import plain, readable
 
@@ -266,12 +266,10 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
         elif results := depth in of_baseline and of_baseline[depth].results:
             value = fmean(results.values())
             lr = None if math.isnan(of_baseline[depth].lr) else of_baseline[depth].lr
-            rows.append([depth, "baseline", lr, len(results), _fitted(value, cells.unit), NONE_SHOWN, None, "x1", "x1"])
+            rows.append(
+                [depth, "baseline", lr, len(results), fitted_text(value, cells.unit), NONE_SHOWN, None, "x1", "x1"]
+            )
     return (table_of(columns, rows), "; ".join(filter(None, parts))) if rows else None
-
-
-def _fitted(value: float, unit: str) -> str | None:
-    return None if pd.isna(value) else f"{math.exp(value) if unit == LOG_UNIT else value:.4g}"
 
 
 def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterator[Any]:
@@ -282,12 +280,11 @@ def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterato
     used = shown.iloc[0] if len(shown) else None
     row = at.iloc[0] if used is None else used
     side = "_baseline" if used is None else ""
-    value = row[f"fitted{side}"]
     yield int(row["n_layers"])
     yield "baseline" if used is None else row["setting"]
     yield None if pd.isna(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
     yield row[f"seeds{side}"]
-    yield _fitted(value, cells.unit)
+    yield fitted_text(row[f"fitted{side}"], cells.unit)
     yield NONE_SHOWN if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
     sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
     ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}

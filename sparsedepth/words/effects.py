@@ -48,6 +48,13 @@ def interval_text(effect: Row, name: str = "", more: str = "") -> str:
     return f"{named} ({name}{size_text(effect['lo'], unit, '+')} to {size_text(effect['hi'], unit, '+')}{more})"
 
 
+def fitted_text(value: float | None, unit: str) -> str | None:
+    """A fitted value to four digits, from its logarithm where the unit is that of ratios."""
+    if value is None or math.isnan(value):
+        return None
+    return f"{math.exp(value) if unit == 'ln ratio' else value:.4g}"
+
+
 def _is_known(value: float | None) -> bool:
     """Neither NULL nor NaN."""
     return value is not None and value == value
