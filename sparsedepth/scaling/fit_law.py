@@ -111,8 +111,6 @@ class FittedLaw:
     """In the order of `Law.names`, (P,)."""
     covariance: np.ndarray
     """(P, P); zero for fixed parameters, NaN where they are not identified."""
-    cost: float
-    """Sum of squared (with clusters: whitened) residuals of ln L."""
     gradient: float
     """Largest cosine between the residual and a parameter's effect; 0 at an exact optimum."""
     n_starts: int
@@ -183,7 +181,7 @@ def fit_law(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STAR
     covariance_PP, condition, gradient = _curvature(best)
     n_reached = sum(end.cost <= best.cost * (1 + SAME) + 1e-24 for end in ends)
     return FittedLaw(
-        plan=plan, points=points, clusters=clusters, theta=best.theta_P, covariance=covariance_PP, cost=best.cost,
+        plan=plan, points=points, clusters=clusters, theta=best.theta_P, covariance=covariance_PP,
         gradient=gradient, n_starts=n_starts, n_reached=n_reached, condition=condition, dropped=tuple(dropped),
     )  # fmt: skip
 

@@ -58,7 +58,11 @@ def solve(at: At, y_N: np.ndarray, start_P: np.ndarray, free_P: np.ndarray, tole
             lambda free: at(full(free))[0] - y_N,
             start_P[free_P],
             jac=lambda free: at(full(free))[1][:, free_P],
-            **{"method": "lm", "max_nfev": EVALUATIONS, **dict.fromkeys(("xtol", "ftol", "gtol"), tolerance)},
+            method="lm",
+            max_nfev=EVALUATIONS,
+            xtol=tolerance,
+            ftol=tolerance,
+            gtol=tolerance,
         ).x
     )
     fitted_N, jacobian_NP = at(end_P)

@@ -176,7 +176,8 @@ def ladders_of(rows: pd.DataFrame) -> dict[int | None, StoredLadder]:
     rows = finished(rows)
     rows = rows.assign(seed=budget_of(rows["train_flops"]))  # so that speeds are of a budget
     depths = {n_layers: rows.loc[own.index] for n_layers, own in with_law(rows.assign(seed=0))[0].items()}
-    if any(own.duplicated(["setting", "seed"]).any() for own in depths.values()) or shares_a_training(rows):
+    shares = rows.groupby("training")[BUDGET].nunique() > 1  # points, or branches, of one training
+    if shares.any() or any(own.duplicated(["setting", "seed"]).any() for own in depths.values()):
         raise ValueError(NO_LADDER)
     found = {}
     for n_layers, own in depths.items():
@@ -232,11 +233,6 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
         told = {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
         yield {BUDGET: at[BUDGET].max(), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True)), **told}
-
-
-def shares_a_training(runs: pd.DataFrame) -> bool:
-    """Whether budgets are points, or branches, of one training."""
-    return bool((runs.groupby("training")[BUDGET].nunique() > 1).any())
 
 
 def _at_optimum(
@@ -310,5 +306,4 @@ def multipliers(table: pd.DataFrame) -> Multipliers:
     """Of the rows of `speedups`."""
     settings = table.groupby(["n_layers", "setting"], sort=False, dropna=False)
     ends = [QueryResult.of_frame(side).records() for side in (settings.head(1), settings.tail(1))]
-    shown = [name for name in SHOWN if name != "n_layers" or table[name].notna().any()]
-    return Multipliers(QueryResult.of_frame(table[shown]), [*zip(*ends, strict=True)], table.attrs["refused"])
+    return Multipliers(QueryResult.of_frame(table[[*SHOWN]]), [*zip(*ends, strict=True)], table.attrs["refused"])
