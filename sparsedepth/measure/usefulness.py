@@ -213,12 +213,9 @@ def add_span_rows(context: MeasureContext, rows: Measurements) -> None:
         return
     base_N, changed_NF = fork_losses(context.probed, context.scored, forks)
     added_NF, weight = changed_NF - base_N[:, None], context.scored.weight
-    rows.add_score("span_loss_added", bootstrap(_mean_added, added_NF, weight, rng=context.rng()))
+    score = bootstrap(lambda *means: per_position(*means).mean(1), added_NF, weight, rng=context.rng())
+    rows.add_score("span_loss_added", score)
     rows.add_layers("span_loss_added", finites(added_NF.mean(0)), context.scored.n_scored, first=2)
-
-
-def _mean_added(added_RF: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-    return per_position(added_RF, weight_R).mean(1)
 
 
 def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:

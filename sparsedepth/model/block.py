@@ -54,15 +54,13 @@ class Block(nn.Module):
         self.depth_factor.fill_(1 / math.sqrt(self.layer))
 
     def forward(self, x_BTD: Tensor, context: Context, router_loss: RouterLoss | None = None) -> Tensor:
-        return self.after_ffn(self.after_attention(x_BTD, context), router_loss).to(x_BTD.dtype)
+        u_BTD = self.after_attention(x_BTD, context)
+        return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss)).to(x_BTD.dtype)
 
     def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
         x_BTD = self.mix_with_start(x_BTD, context)
         return self.add_update("attention", x_BTD, self.attention_update(x_BTD, context))
-
-    def after_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss))
 
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
         """a_BTD, what attention adds to the stream."""

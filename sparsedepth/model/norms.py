@@ -57,7 +57,7 @@ class LayerNorm(GroupNorm):
         return plus(super().forward(x), self.bias)
 
 
-def make_norm(config: ModelConfig) -> RMSNorm | GroupNorm | LayerNorm:
+def make_norm(config: ModelConfig) -> RMSNorm | GroupNorm:
     """A norm over d_model channels, of the config's `norm_kind`."""
     if config.norm_kind == "layer":
         return LayerNorm(config.d_model, config.norm_eps)

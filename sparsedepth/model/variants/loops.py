@@ -27,6 +27,6 @@ def tied_copy(block: Block, config: ModelConfig, layer: int) -> Block:
         copy = make_block(config, layer)
     for name, part in (*block.named_children(), *block.named_parameters(recurse=False)):
         setattr(copy, name, part)
-    # The copy was built on the meta device, where the buffer has no value.
-    copy.depth_factor = torch.full_like(block.depth_factor, layer**-0.5)
+    # The copy was built on the meta device, where the buffer has no memory; `Block.initialise` sets it.
+    copy.depth_factor = torch.empty_like(block.depth_factor)
     return copy
