@@ -9,12 +9,12 @@ selects one of the library's own kernels is none of these. Nothing loads a refus
 import math
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sparsedepth.files import NotRegularError, open_regular, parse_json, read_regular, repository_of, unreadable
-from sparsedepth.probe.hf_types import TYPES, check_type
+from sparsedepth.probe.hf_types import check_type
 from sparsedepth.words.plain_text import one_line
 
 CONFIG = "config.json"
@@ -56,11 +56,11 @@ _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check_folder(folder: Path, types: Collection[str] = TYPES) -> dict[str, Any]:
+def check_folder(folder: Path) -> dict[str, Any]:
     """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other."""
     check_names(folder)
     config = read_json(folder / CONFIG)
-    check_config(config, str(folder / CONFIG), types)
+    check_config(config, str(folder / CONFIG))
     for other in _SETTINGS:
         if (folder / other).exists():
             _check_plain(read_json(folder / other), str(folder / other))
@@ -69,9 +69,9 @@ def check_folder(folder: Path, types: Collection[str] = TYPES) -> dict[str, Any]
     return config
 
 
-def check_config(config: dict[str, Any], source: str, types: Collection[str] = TYPES) -> None:
+def check_config(config: dict[str, Any], source: str) -> None:
     """Raises ValueError for an unsupported model type, or a config that points to code."""
-    check_type(config.get("model_type"), source, types)
+    check_type(config.get("model_type"), source)
     _check_plain(config, source)
     _check_numbers(config, source)
 

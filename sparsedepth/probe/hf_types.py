@@ -5,7 +5,7 @@ Rows are data: the adapter (`probe.hf_adapter`) has no case for any type. A pari
 model's own states, logits, attention weights and matrices."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 OUTSIDE_BLOCKS = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -140,13 +140,13 @@ REFUSED = dict.fromkeys(
 """model_type -> why it is not measured; all others are only not known here."""
 
 
-def check_type(model_type: object, source: str, types: Collection[str] = TYPES) -> None:
-    """Raises ValueError for a type that is not one of `types`, with the reason if there is one."""
-    if not isinstance(model_type, str) or model_type not in types:
+def check_type(model_type: object, source: str) -> None:
+    """Raises ValueError for a type that is not one of TYPES, with the reason if there is one."""
+    if not isinstance(model_type, str) or model_type not in TYPES:
         reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
         raise ValueError(
             f"{source} has model_type={model_type!r}, which is not supported{f': {reason}' if reason else ''}; "
-            f"supported: {', '.join(sorted(types))}"
+            f"supported: {', '.join(sorted(TYPES))}"
         )
 
 
