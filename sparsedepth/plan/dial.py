@@ -5,8 +5,8 @@
 as nanochat's `--depth` (64 a layer, 12 tokens per parameter), smaller for CPUs. From FIRST layers on one layer
 more is about twice the FLOPs, since these go with the sixth power of depth; tokens then make budgets double exactly."""
 
-from dataclasses import dataclass
 from string import Template
+from typing import NamedTuple
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.model import ModelConfig
@@ -18,11 +18,9 @@ MIN_RUNGS, MAX_RUNGS = 3, 8
 WEIGHT_DECAY = 0.1
 """Of the first rung."""
 BATCH_TOKENS = 1024
-ROWS = ("n_layers", "d_model", "n_heads", "train_tokens", "weight_decay")
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     n_layers: int
     d_model: int
     n_heads: int
@@ -30,7 +28,7 @@ class Rung:
     weight_decay: float
 
 
-def rungs(number: int, vocab_size: int = 264, seq_len: int = 128) -> list[Rung]:
+def rungs(number: int) -> list[Rung]:
     """Budgets that double, a layer more at each. Raises ValueError for fewer than three, or more than eight."""
     if not MIN_RUNGS <= number <= MAX_RUNGS:
         wanted = f"give {MIN_RUNGS} to {MAX_RUNGS} sizes, each of twice the compute of the one before"
@@ -40,9 +38,8 @@ def rungs(number: int, vocab_size: int = 264, seq_len: int = 128) -> list[Rung]:
     for n_layers in range(FIRST, FIRST + number):
         d_model = PER_LAYER * n_layers
         n_heads = _heads(d_model)
-        price = cost(
-            ModelConfig(n_layers=n_layers, d_model=d_model, n_heads=n_heads, vocab_size=vocab_size, seq_len=seq_len)
-        )
+        # Of bytes, in sequences as long as the template's.
+        price = cost(ModelConfig(n_layers=n_layers, d_model=d_model, n_heads=n_heads, vocab_size=264, seq_len=128))
         budget = 2 * budget if found else float(price.train_flops(PER_PARAMETER * price.params_blocks))
         steps = round(budget / price.train_flops(BATCH_TOKENS))
         decay = float(f"{WEIGHT_DECAY * (FIRST / n_layers) ** 2:.2g}")
@@ -58,13 +55,8 @@ def _heads(d_model: int) -> int:
 
 def ladder_definition(template: str, number: int) -> str:
     """The template with its rungs."""
-    found = rungs(number)
-    columns = {
-        name: ", ".join(
-            f"{getattr(rung, name):g}" if name == "weight_decay" else str(getattr(rung, name)) for rung in found
-        )
-        for name in ROWS
-    }
+    values = zip(Rung._fields, zip(*rungs(number), strict=True), strict=True)
+    columns = {name: ", ".join(map(str, of_rungs)) for name, of_rungs in values}
     return Template(template).substitute(
         columns, number=number, first=FIRST, per_layer=PER_LAYER, head=HEAD, per_parameter=PER_PARAMETER
     )
