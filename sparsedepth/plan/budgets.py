@@ -23,6 +23,9 @@ from sparsedepth.config.space import Cell, cell_digest, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.words.sweep import mismatch_fix
 
+ENOUGH = {"measure_tokens": 2**30, "fit_tokens": 2**30}
+"""Of a run of a trial size, which may be too wide for its own values."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
@@ -143,8 +146,7 @@ def _of_same_blocks(definition: SweepDefinition, cell: Cell, reference: RunConfi
 
     def params(n_heads: int, d_ff: int) -> int:
         size = {"d_model": n_heads * d_head, "n_heads": n_heads, "d_ff": d_ff}
-        enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}
-        return cost(definition.first_run({**cell, **size, **enough})).params_blocks
+        return cost(definition.first_run({**cell, **size, **ENOUGH})).params_blocks
 
     sizes, n_heads = [], 1
     while (least := params(n_heads, 1)) < target:
@@ -186,8 +188,7 @@ def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> flo
     if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
         config = definition.first_run(cell).model_copy(update={"train_tokens": size})
         return amount(config, definition)
-    enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
-    return amount(definition.first_run({**cell, free: size, **enough}), definition)
+    return amount(definition.first_run({**cell, free: size, **ENOUGH}), definition)
 
 
 def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, target: float) -> int:
