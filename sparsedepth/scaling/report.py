@@ -44,10 +44,6 @@ class Report:
     def doubts(self) -> "Doubts":
         return doubts(self.fit)
 
-    @cached_property
-    def log_correlations(self) -> dict[tuple[str, str], float]:
-        return log_correlations(self.fit)
-
     def frame(self) -> pd.DataFrame:
         """A row for each parameter of the law."""
         return parameter_table(self).frame()
@@ -112,7 +108,7 @@ def as_object(report: Report) -> dict[str, Any]:
         },
         "parameters": parameter_table(report).records(),
         "log_correlations": [
-            {"terms": list(names), "value": value} for names, value in report.log_correlations.items()
+            {"terms": list(names), "value": value} for names, value in report.doubts.correlations.items()
         ],
         "warnings": law_warnings(report),
     }
@@ -141,7 +137,8 @@ class Doubts:
     """Whether the shapes could name the clusters."""
     gradient: float | None
     condition: float | None
-    collinear: dict[tuple[str, str], float]
+    correlations: dict[tuple[str, str], float]
+    """`log_correlations`, of which those above `collinear_above` are a doubt."""
     parameters: tuple[ParameterDoubt, ...]
     few_clusters: int = FEW_CLUSTERS
     collinear_above: float = COLLINEAR
@@ -161,7 +158,7 @@ def doubts(fitted: FittedLaw) -> Doubts:
         names_cluster={"d_model", "n_layers"} <= {*predictors},
         gradient=fitted.gradient if fitted.gradient > STATIONARY else None,
         condition=fitted.condition if fitted.condition > CONDITION else None,
-        collinear={names: value for names, value in log_correlations(fitted).items() if abs(value) > COLLINEAR},
+        correlations=log_correlations(fitted),
         parameters=tuple(_parameter_doubts(fitted)),
     )
 

@@ -111,7 +111,7 @@ def law_closing(report: "Report") -> list[str]:
     """Correlations, bootstrap and warnings."""
     lines = [
         f"correlation of log {first} and log {second}: {value:.3f}"
-        for (first, second), value in report.log_correlations.items()
+        for (first, second), value in report.doubts.correlations.items()
     ]
     if report.boot:
         lines.append(f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits")
@@ -120,12 +120,9 @@ def law_closing(report: "Report") -> list[str]:
 
 def law_warnings(report: "Report") -> list[str]:
     """Everything that limits what the fit shows, and what its source says."""
-    return [*fit_warnings(report.fit, report.doubts), *report.of_source]
-
-
-def fit_warnings(fit: "FittedLaw", doubts: "Doubts") -> list[str]:
+    doubts = report.doubts
     of_parameters = [_of_parameter(doubt, doubts.factor) for doubt in doubts.parameters]
-    return [*fit.dropped, *_of_fit(fit, doubts), *of_parameters]
+    return [*report.fit.dropped, *_of_fit(report.fit, doubts), *of_parameters, *report.of_source]
 
 
 def _of_fit(fit: "FittedLaw", doubts: "Doubts") -> Iterator[str]:
@@ -145,11 +142,12 @@ def _of_fit(fit: "FittedLaw", doubts: "Doubts") -> Iterator[str]:
         yield f"the best optimum is not stationary (gradient cosine {doubts.gradient:.1e}): the cost is flat"
     if fit.n_reached < 2:
         yield f"one of {fit.n_starts} starts reached the best optimum: a better one may exist"
-    for (first, second), value in doubts.collinear.items():
-        yield (
-            f"log {first} and log {second} correlate at {value:.2f} (above {doubts.collinear_above}): their terms "
-            f"trade against each other, and each exponent depends on the law's form"
-        )
+    for (first, second), value in doubts.correlations.items():
+        if abs(value) > doubts.collinear_above:
+            yield (
+                f"log {first} and log {second} correlate at {value:.2f} (above {doubts.collinear_above}): their terms "
+                f"trade against each other, and each exponent depends on the law's form"
+            )
     if doubts.condition is not None:
         yield (
             f"the Jacobian's condition number is {doubts.condition:.2g}, above {doubts.condition_above:g}: "

@@ -9,14 +9,14 @@ from sparsedepth.plots.scaling import law_page
 from sparsedepth.scaling.fit_law import ClusterEffect, bootstrap, cluster_effect, fit_law, refit
 from sparsedepth.scaling.law import Law, design
 from sparsedepth.scaling.points import read_points
-from sparsedepth.scaling.report import Report, doubts, law_points
-from sparsedepth.words.scaling import fit_warnings, law_heading
+from sparsedepth.scaling.report import Report, law_points
+from sparsedepth.words.scaling import law_heading, law_warnings
 
 SHAPE = ("d_model", "n_layers")
 
 
 def warnings_of(fitted):
-    return fit_warnings(fitted, doubts(fitted))
+    return law_warnings(Report(source="x", fit=fitted, n_excluded=0, boot=None))
 
 
 def test_seeds_of_one_shape_without_clusters_are_warned_of():

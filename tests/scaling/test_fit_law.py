@@ -11,12 +11,12 @@ from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
 from sparsedepth.scaling.fit_law import bootstrap, fit_law, refit
 from sparsedepth.scaling.law import TERMS, Law, design
-from sparsedepth.scaling.report import doubts, log_correlations
-from sparsedepth.words.scaling import fit_warnings, law_text
+from sparsedepth.scaling.report import Report, log_correlations
+from sparsedepth.words.scaling import law_text, law_warnings
 
 
 def warnings_of(fitted):
-    return fit_warnings(fitted, doubts(fitted))
+    return law_warnings(Report(source="x", fit=fitted, n_excluded=0, boot=None))
 
 
 @pytest.fixture(scope="module")
