@@ -1,9 +1,8 @@
 """The frame of effects as people read it: the columns and rows of its table, the verdicts that were withheld, and what
 would narrow the intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,14 +31,6 @@ SHOWN = (
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
 
 
-class HalfWidths(NamedTuple):
-    """Of the intervals at one depth, the medians over settings."""
-
-    n_layers: int
-    seeds: float
-    lr: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     cells: Cells
@@ -54,7 +45,8 @@ class Listing:
     """Effects that are listed in detail alone."""
     withheld: Mapping[str, list[Named]]
     """Reason -> the rows that have it."""
-    half_widths: tuple[HalfWidths, ...]
+    half_widths: Sequence[tuple[int, float, float]]
+    """Of each depth the medians over settings of half an interval: of seeds, and of the choice of lr."""
     turned: list[Named]
 
 
@@ -84,7 +76,7 @@ def listing(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> Listin
         carry_regrets=distinct(cells.runs, "carry_regret"),
         n_hidden=int((~is_listed).sum()),
         withheld={str(reason): QueryResult.of_frame(of).records() for reason, of in reasons},
-        half_widths=tuple(HalfWidths(*row) for row in halves.itertuples(name=None)),
+        half_widths=[*halves.itertuples(name=None)],
         turned=turned_at_own_lr(effects),
     )
 
