@@ -23,10 +23,9 @@ sparsity. One that acts on the effect by another path, such as its tuned lr, loo
 of instrumental variables): only its controls are checked."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical, two_sided_p
-from sparsedepth.words.degeneracy import caution, grounds
+from sparsedepth.words.degeneracy import caution, grounds, in_some_runs
 
 Scope = Literal["pooled", "within depth"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
@@ -172,16 +171,9 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return [(a, b) for a, b in sound if a is not None and b is not None and {a, b} <= measured]
 
 
-class Caution(NamedTuple):
-    line: str = ""
-    """On one degenerate score."""
-    in_some: Mapping[str, list[str]] = MappingProxyType({})
-    """Grounds -> the scores that are degenerate in some runs only."""
-
-
-def cautions(runs: pd.DataFrame) -> list[Caution]:
-    """One for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
-    found: list[Caution] = []
+def cautions(runs: pd.DataFrame) -> list[str]:
+    """A line for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
+    found: list[str] = []
     in_some: dict[str, list[str]] = {}
     for score in OF_STAGE["effectiveness"]:
         rows = degeneracy.score_rows(runs, score) if score in runs.columns else []
@@ -189,8 +181,8 @@ def cautions(runs: pd.DataFrame) -> list[Caution]:
         if (why := grounds(judged)) and not judged.is_degenerate:
             in_some.setdefault(why, []).append(score)
         elif line := caution(degeneracy.usable_form(score, rows)):
-            found.append(Caution(line))
-    return [*found, Caution(in_some=in_some)] if in_some else found
+            found.append(line)
+    return [*found, in_some_runs(in_some)] if in_some else found
 
 
 class Chain(NamedTuple):
@@ -199,7 +191,7 @@ class Chain(NamedTuple):
     links: Sequence[LinkEvidence]
     table: QueryResult
     """A row for each link."""
-    cautions: Sequence[Caution]
+    cautions: Sequence[str]
     min_settings: int = MIN_UNITS
 
 

@@ -8,7 +8,7 @@ from sparsedepth.words.plain_text import counted, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
-    from sparsedepth.effects.chain import Caution, Chain, Intervention, Link, LinkEvidence, Skill
+    from sparsedepth.effects.chain import Chain, Intervention, Link, LinkEvidence, Skill
     from sparsedepth.effects.effect import Effect
 
 EXPLAINED = (
@@ -27,19 +27,11 @@ def chain_lines(chain: "Chain", detail: bool = False) -> Iterator[str]:
         yield "no two quantities of the chain were measured in the same runs"
         return
     head = wrapped([f"The chain from sparsity to loss: {_counts_text(chain.links[0].within)}"])
-    notes = wrapped([EXPLAINED.format(chain.min_settings), *map(caution_line, chain.cautions)])
+    notes = wrapped([EXPLAINED.format(chain.min_settings), *chain.cautions])
     yield f"{head}{fitted_table(chain.table, ('skill',)).text}\n{notes}".rstrip("\n")
     for evidence in chain.links if detail else ():
         yield link_heading(evidence)
         yield from (f"  {line}" for line in evidence_lines(evidence))
-
-
-def caution_line(caution: "Caution") -> str:
-    """A degenerate score of the chain, or all that are degenerate in some runs only."""
-    if caution.line:
-        return caution.line
-    parts = [f"{', '.join(scores)}, because {grounds}" for grounds, scores in caution.in_some.items()]
-    return f"Degenerate in some runs: {'; '.join(parts)}"
 
 
 def _counts_text(link: "Link") -> str:

@@ -45,6 +45,12 @@ def degeneracy_text(judged: "Degeneracy") -> str:
     return f"{judged.score}: {'; '.join(map(_UNKNOWN.__getitem__, judged.unknown))}" if judged.unknown else ""
 
 
+def in_some_runs(scores: Mapping[str, Iterable[str]]) -> str:
+    """Scores that are degenerate in some runs only, by their grounds."""
+    parts = [f"{', '.join(of)}, because {why}" for why, of in scores.items()]
+    return f"Degenerate in some runs: {'; '.join(parts)}"
+
+
 def caution(usable: "UsableForm", advice: str = "use") -> str:
     """What is wrong with a score, and which form to use; empty where all is well."""
     text = degeneracy_text(usable.judged)

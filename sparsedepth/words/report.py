@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.best import degenerate_text
-from sparsedepth.words.chain import caution_line
 from sparsedepth.words.differences import baseline_text, data_text, depth_text
 from sparsedepth.words.effects import (
     budget_text,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsedepth.effects.cells import Cells
-    from sparsedepth.effects.chain import Caution, LinkEvidence
+    from sparsedepth.effects.chain import LinkEvidence
     from sparsedepth.recipe.card import Card
     from sparsedepth.report.answers import Answer
     from sparsedepth.scaling.crossover import Crossover
@@ -200,7 +199,7 @@ def summary(
     n_effects: tuple[int, int],
     largest: "pd.DataFrame",
     links: Iterable["LinkEvidence"],
-    cautions: Iterable["Caution"],
+    cautions: Iterable[str],
     n_failed: int,
     damaged: Sequence["DamagedRun"],
 ) -> Iterator[str]:
@@ -215,7 +214,7 @@ def summary(
         yield f"{n_shown} of {counted(n_all, 'effect')} are shown to be lower or higher (table of effects)."
     yield from (f"{effect_sentence(row)}." for row in largest.to_dict("records"))
     yield from map(link_sentence, links)
-    yield from (f"{caution_line(caution)}." for caution in cautions)
+    yield from (f"{caution}." for caution in cautions)
     if n_failed:
         yield f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below."
     if damaged:

@@ -28,7 +28,7 @@ from sparsedepth.effects.chain import (
     skill,
 )
 from sparsedepth.store.connection import open_store
-from sparsedepth.words.chain import caution_line, chain_lines
+from sparsedepth.words.chain import chain_lines
 
 
 def frame(x, y, n_layers=12, unit=None):
@@ -108,7 +108,7 @@ def test_a_degenerate_score_is_no_link_and_its_sound_form_stands_in():
     effects = {effect for _, effect in links_of(runs)}
     assert "causal_score_without_first" in effects and not {"causal_score", "usefulness"} & effects
     assert {cause for cause, _ in links_of(runs)} >= {"causal_score_without_first", "permutation_score"}
-    told = [*map(caution_line, cautions(runs))]
+    told = cautions(runs)
     assert any(line.startswith("causal_score is degenerate: one block") for line in told)
     weak = runs.assign(bigram_loss=0.5)
     assert not {"permutation_score", "causal_score_without_first"} & {name for pair in links_of(weak) for name in pair}
@@ -231,7 +231,7 @@ def test_scores_that_are_degenerate_in_some_runs_share_one_line():
     runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(usefulness=1 + np.arange(8.0), causal_score=1 + np.arange(8.0))
     share = np.where(np.arange(8) < 2, 0.9, 0.1)
     runs = runs.assign(causal_score_largest_share=share, usefulness_loss_increase_largest_share=share, bigram_loss=99.0)
-    (line,) = [line for line in map(caution_line, cautions(runs)) if "in some runs" in line]
+    (line,) = [line for line in cautions(runs) if "in some runs" in line]
     assert line == (
         "Degenerate in some runs: usefulness, causal_score, because one block carries more than half of it "
         "(2 of 8 runs)"
