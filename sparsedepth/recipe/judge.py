@@ -120,15 +120,13 @@ def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str 
     shown = [row for row in rows if variant in (None, row.fields["setting"])]
     bases = {pair.budget: len(pair.base) for pair in pairs.values()}
     n_used = sum(len(pair.own) for pair in pairs.values()) + sum(bases.values())
-    n_known = int(runs["loss"].count())
-    why = "at budgets that are not compared"
     return Judgement(
         columns=table.columns,
         baseline=baseline,
         table=_table(shown, baseline),
         luck=luck,
         is_paired=is_paired,
-        used=used_text(n_used, n_known, len(runs), why, table.is_ladder, table.notes),
+        used=used_text(table, n_used, "at budgets that are not compared", table.is_ladder),
     )
 
 
@@ -141,11 +139,11 @@ def _of_ladder(
     speed = np.log(table.runs["throughput"]).groupby([table.runs["variant"], table.runs["budget"]]).mean()
     speeds = {name: (speed[name] - speed[baseline]).dropna().to_numpy() for name in losses}
     found = judge_ladder(known, baseline, speeds, asymptote)
-    n_known = int(table.runs["loss"].count())
+    n_used = int(table.runs["loss"].count())
     shown = [row for row in found.table.rows if variant in (None, row[0])]
     return Judgement(
         columns=table.columns, baseline=baseline, table=QueryResult(found.table.columns, tuple(shown)), luck=None,
-        is_paired=False, used=used_text(n_known, n_known, len(table.runs), "", True, table.notes), ladder=found,
+        is_paired=False, used=used_text(table, n_used, "", is_ladder=True), ladder=found,
     )  # fmt: skip
 
 

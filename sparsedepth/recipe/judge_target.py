@@ -65,8 +65,7 @@ def judge_target(
         if p < RECORD:
             record["seeds_wanted"] = None
     shown = [record for record in records if variant in (None, record["variant"])]
-    n_known = int(table.runs["loss"].count())
-    used = used_text(len(known), n_known, len(table.runs), "at smaller budgets", False, table.notes)
+    used = used_text(table, len(known), "at smaller budgets", is_ladder=False)
     return TargetJudgement(table.columns, target, QueryResult.of_records(shown, COLUMNS), used)
 
 

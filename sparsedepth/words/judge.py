@@ -11,6 +11,7 @@ from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.judge import Judgement
+    from sparsedepth.recipe.judge_table import TableRuns
     from sparsedepth.recipe.judge_target import TargetJudgement
     from sparsedepth.store.query_result import QueryResult
 
@@ -167,10 +168,11 @@ def _advice(records: Sequence[Row]) -> str:
     return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"
 
 
-def used_text(n_used: int, n_known: int, n_runs: int, others: str, is_ladder: bool, notes: Sequence[str]) -> str:
-    """'10 of 12 runs, 2 without a loss'. `n_known`: runs with a loss; `others`: why some of them are not used; `notes`:
-    what was done to names and values."""
+def used_text(table: "TableRuns", n_used: int, others: str, is_ladder: bool) -> str:
+    """'10 of 12 runs, 2 without a loss', and what was done to names and values. `others`: why some with a loss are not
+    used."""
+    n_runs, n_known = len(table.runs), int(table.runs["loss"].count())
     rest = {"without a loss": n_runs - n_known, others: n_known - n_used}
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
     ladder = ["a ladder: each row is taken as a run of its own, at its budget"] if is_ladder else []
-    return "; ".join([", ".join(parts), *ladder, *notes])
+    return "; ".join([", ".join(parts), *ladder, *table.notes])
