@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
-from sparsedepth.effects.depths import budgets_of
+from sparsedepth.effects.depths import budgets_of, depths_of
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.effects.second_look import with_second_looks
@@ -106,7 +106,7 @@ def _read(store: Store) -> pd.DataFrame:
 def variance_answer(cells: Cells) -> Answer:
     """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
     cells, runs = cells.of_outcome(VARIANCE), cells.runs
-    if cells.settings is None or cells.rows["value"].isna().all():
+    if cells.settings is None or not cells.is_measured:
         return Answer(sentence=nothing_text(cells))
     usable = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], usable.form) if name in runs and runs[name].notna().any())]
@@ -163,7 +163,7 @@ def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -
 
 def depth_answer(cells: Cells) -> Answer:
     """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
-    if cells.settings is None or cells.rows["value"].isna().all():
+    if cells.settings is None or not cells.is_measured:
         return Answer(sentence=nothing_text(cells))
     every = every_budget(cells)
     worth = baselines_at_budgets(cells)
@@ -223,8 +223,8 @@ def _depths(cells: Cells) -> pd.DataFrame:
     rows = with_second_looks(depth_effects(cells), cells)
     if rows.empty:
         return rows
-    baselines = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
-    first = next(depth for depth, cell in baselines.items() if cell.results)
+    baselines = depths_of(cells, cells.depths, {BASELINE}).cells
+    first = next(iter(baselines))
     known = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""}
     first_of = {name: f"{name}_baseline" for name in ("lr", "seeds", "fitted", "diverged")}
     known |= {name: rows[of].iloc[0] for name, of in first_of.items()}

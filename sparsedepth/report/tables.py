@@ -12,6 +12,7 @@ from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import BASELINE, Cells
+from sparsedepth.effects.depths import depths_of
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.quantities.levels import ALPHA, POWER
@@ -257,18 +258,16 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
-    of_baseline = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
+    of_baseline = depths_of(cells, cells.depths, {BASELINE}).cells
     rows = []
     for depth, recipe in recipes.items():
         if recipe.candidates:
             usable = [c.setting for c in recipe.candidates if not c.refused]
             rows.append([*_best_at(cells, frame[frame["n_layers"] == depth], usable)])
-        elif results := depth in of_baseline and of_baseline[depth].results:
-            value = fmean(results.values())
-            lr = None if math.isnan(of_baseline[depth].lr) else of_baseline[depth].lr
-            rows.append(
-                [depth, "baseline", lr, len(results), fitted_text(value, cells.unit), NONE_SHOWN, None, "x1", "x1"]
-            )
+        elif own := of_baseline.get(depth):
+            value = fitted_text(fmean(own.results.values()), cells.unit)
+            lr = None if math.isnan(own.lr) else own.lr
+            rows.append([depth, "baseline", lr, len(own.results), value, NONE_SHOWN, None, "x1", "x1"])
     return (table_of(columns, rows), "; ".join(filter(None, parts))) if rows else None
 
 
