@@ -72,8 +72,7 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
     if fit is None:
         if len(whole) < 2:
             raise ValueError(f"{scored} has 1 sequence, and half are for fitting; give --fit-tokens, or two")
-        n_scored = len(whole) - len(whole) // 2
-        arrays = TokenArrays(whole[:n_scored], whole[n_scored:])
+        arrays = halves(whole)
     else:
         ids = _read_ids(fit, least=2 if targets else 3)
         others = Sequences(inputs=ids, targets=np.full_like(ids, IGNORED)) if targets else next_tokens(ids)
@@ -91,6 +90,12 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
     if not arrays.scored.n_scored:
         raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
     return arrays
+
+
+def halves(whole: Sequences) -> TokenArrays:
+    """The first half, to be scored, and the last, for fitting."""
+    n_scored = len(whole) - len(whole) // 2
+    return TokenArrays(whole[:n_scored], whole[n_scored:])
 
 
 def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:

@@ -18,7 +18,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
 from sparsedepth.probe.hf_types import ENCODERS, EXPERTS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
-from sparsedepth.probe.text import TokenArrays
+from sparsedepth.probe.text import TokenArrays, halves
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.devices import gathered
 from sparsedepth.words.watch import LACK, Lack
@@ -188,8 +188,7 @@ def _halves(whole: Sequences, measures: Sequence[str]) -> TokenArrays:
         return TokenArrays(whole, whole)
     if len(whole) < 2:
         raise ValueError("tokens have 1 sequence, and half are for fitting usefulness's maps; give two or more")
-    n_scored = len(whole) - len(whole) // 2
-    return TokenArrays(whole[:n_scored], whole[n_scored:])
+    return halves(whole)
 
 
 def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
