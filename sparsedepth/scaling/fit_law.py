@@ -35,6 +35,8 @@ NEGLIGIBLE = 1e-7
 """A parameter that changes ln L by less per unit has no effect: its term has vanished."""
 ROUNDING = 1e-10
 """A root-mean-square residual of ln L below this is zero."""
+TAILS = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+"""Of a percentile interval."""
 UNIDENTIFIED = 1e7
 """Condition number of the Jacobian above which some combination of parameters is not identified."""
 
@@ -274,6 +276,6 @@ def bootstrap(fitted: FittedLaw, n_replicates: int, seed: int = 0) -> Bootstrap:
     intervals = {}
     for quantity in fitted.plan.quantities():
         if quantity.name not in fitted.law.fixed:
-            lo, hi = np.quantile(quantity.of(theta_RP), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            lo, hi = np.quantile(quantity.of(theta_RP), TAILS)
             intervals[quantity.name] = float(lo), float(hi)
     return Bootstrap(theta=theta_RP, intervals=intervals)

@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.fit_law import CLUSTER, Bootstrap, FittedLaw, Parameter
+from sparsedepth.scaling.fit_law import CLUSTER, TAILS, Bootstrap, FittedLaw, Parameter
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.words.scaling import law_text, law_warnings
 
 FEW_CLUSTERS = 20
@@ -84,8 +83,7 @@ def curve_of(fitted: FittedLaw, boot: Bootstrap | None, k: int) -> pd.DataFrame:
         g, a = np.moveaxis(theta[..., own, None], -2, 0)
         return np.exp(g - a * z_G)
 
-    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)
+    lo, hi = np.quantile(part(boot.theta), TAILS, axis=0) if boot else np.full((2, len(z_G)), np.nan)
     return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta), "lo": lo, "hi": hi})
 
 
