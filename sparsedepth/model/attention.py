@@ -18,6 +18,7 @@ import importlib
 import math
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -277,9 +278,10 @@ def make_attention(config: ModelConfig, layer: int) -> Attention:
     kinds += (LongAttention,) if config.sliding_window and not config.has_window(layer) else ()
     if config.value_residual:
         kinds += (FirstValues,) if layer == 1 else (ValueResidual,)
-    return _composed(kinds)(config)
+    return composed(Attention, *kinds)(config)
 
 
 @cache
-def _composed(kinds: tuple[type[Attention], ...]) -> type[Attention]:
-    return type("".join(kind.__name__ for kind in kinds), (*kinds, Attention), {}) if kinds else Attention
+def composed(plain: type[nn.Module], *variants: type[nn.Module]) -> Any:
+    """One class of several variants; blocks of one class share compiled code."""
+    return type("".join(kind.__name__ for kind in variants), (*variants, plain), {}) if variants else plain

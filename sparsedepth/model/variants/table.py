@@ -5,9 +5,9 @@ acts on a branch's output first, then the norm after it, a gate, a depth scale, 
 on the sum a depth scale, then a norm."""
 
 from collections.abc import Callable
-from functools import cache
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.attention import composed
 from sparsedepth.model.block import Block, FusedBlock, is_supported
 from sparsedepth.model.variants import factors, placement
 from sparsedepth.model.variants.sources import SourcesBlock
@@ -35,10 +35,4 @@ VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
 
 
 def make_block(config: ModelConfig, layer: int) -> Block:
-    return _composed(tuple(kind for kind, applies in VARIANTS if applies(config, layer)))(config, layer)
-
-
-@cache
-def _composed(variants: tuple[type[Block], ...]) -> type[Block]:
-    """One class of several variants; blocks of one class share compiled code."""
-    return type("".join(kind.__name__ for kind in variants) or "Block", (*variants, Block), {}) if variants else Block
+    return composed(Block, *(kind for kind, applies in VARIANTS if applies(config, layer)))(config, layer)
