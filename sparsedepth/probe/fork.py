@@ -169,13 +169,8 @@ def _advance(probed: ProbedModel, layer: int, forks: Sequence[Fork], x_FBTD: Ten
         rows_by_change.setdefault(fork.get(layer, layer), []).append(row)
     after_FBTD = torch.empty_like(x_FBTD)
     for change, rows in rows_by_change.items():
-        after_FBTD[rows] = _apply(probed, change, x_FBTD[rows])
+        x_BTD = x_FBTD[rows].flatten(0, 1)
+        if change is not None:
+            x_BTD = probed.block(change, x_BTD) if isinstance(change, int) else change(x_BTD)
+        after_FBTD[rows] = x_BTD.unflatten(0, (len(rows), -1))
     return after_FBTD
-
-
-def _apply(probed: ProbedModel, change: Change, x_FBTD: Tensor) -> Tensor:
-    if change is None:
-        return x_FBTD
-    x_BTD = x_FBTD.flatten(0, 1)
-    out_BTD = probed.block(change, x_BTD) if isinstance(change, int) else change(x_BTD)
-    return out_BTD.view_as(x_FBTD)

@@ -21,14 +21,14 @@ OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable
 
 def judgement_lines(found: "Judgement") -> list[str]:
     """What was read, the table, and the answer."""
+    head = [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}"]
     if found.ladder is not None:
-        return ladder_lines(found)
+        return [*head, *multiplier_lines(found.table, found.currency)]
     records = found.table.records()
     by = "paired by seed" if found.is_paired else "seeds taken as independent"
     empty = {"baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])}
     lines = [
-        f"{_read(found)}; baseline: {found.baseline!r}",
-        f"used: {found.used}",
+        *head,
         f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
         fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text,
     ]
@@ -87,12 +87,6 @@ LADDER_SHOWN = (
 )
 
 
-def ladder_lines(found: "Judgement") -> list[str]:
-    """What was read, and what each variant is worth."""
-    lines = multiplier_lines(found.table, found.currency)
-    return [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}", *lines]
-
-
 def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
     """The table of multipliers of a ladder, and the answer for each variant, a sentence each; `of`: of what."""
     records = table.records()
@@ -111,7 +105,7 @@ def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
     ]
 
 
-def ladder_sentence(record: Row, of: str = "compute") -> str:
+def ladder_sentence(record: Row, of: str) -> str:
     """'worth 1.15 times the compute (1.08 to 1.22) at every size; extrapolated: 1.16 (1.02 to 1.31) at 2.6e19'"""
     beyond = f"extrapolated: {place_text(record, 'beyond')}" if record["beyond"] else ""
     return "; ".join(filter(None, (worth_text(record, of), beyond, time_text(record))))
