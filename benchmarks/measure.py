@@ -129,13 +129,18 @@ def naive_jacobian(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> floa
     return (torch.linalg.matrix_norm(mean_DD - torch.eye(width, device=probed.device)) / width).item()
 
 
+def scored_text(tokens_NS: Tensor) -> Scored:
+    """All positions are scored; the target is the next token."""
+    return Scored(tokens_NS[:, :-1], tokens_NS[:, 1:])
+
+
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
 def measured(add_rows: Callable[..., None], probed: ProbedDecoder, tokens_BS: Tensor, **more: Any) -> Measurements:
     """The rows that a measure adds, with the default settings."""
-    scored, rows = Scored.text(tokens_BS), Measurements(step=0)
+    scored, rows = scored_text(tokens_BS), Measurements(step=0)
     settings = {"config": MeasureOnlyConfig(), "n_tokens": scored.targets.numel(), "rng": rng}
     add_rows(SimpleNamespace(probed=probed, scored=scored, **settings, **more), rows)
     return rows
@@ -148,7 +153,7 @@ def our_causal(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
 
 
 def our_permutation(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
-    return np.array([*permutation_effect(probed, Scored.text(tokens_BS), rng())[0].values()])
+    return np.array([*permutation_effect(probed, scored_text(tokens_BS), rng())[0].values()])
 
 
 def our_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
@@ -203,7 +208,7 @@ def compare(options: argparse.Namespace) -> None:
             agree(name, timed[ours][1], timed[naive][1])
             fast, slow, sampled = timed[ours][0], timed[naive][0] * times, timed[ours][0]
             if name == "permutation":
-                sampled, _ = time_one(permutation_effect, probed, Scored.text(tokens_BS), rng(), options.pairs)
+                sampled, _ = time_one(permutation_effect, probed, scored_text(tokens_BS), rng(), options.pairs)
             seconds[name].append((fast, slow, sampled))
             report(f"{name}, repeat {repeat + 1}", [seconds[name][-1]])
         fast, slow, sampled = (sum(seconds[name][-1][i] for name in scores) for i in range(3))
@@ -273,7 +278,7 @@ def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]
         "nothing": lambda: None,
         "forward": forward,
         "causal": lambda: our_causal(probed, tokens_BS),
-        "permutation": lambda: permutation_effect(probed, Scored.text(tokens_BS), rng(), 4),
+        "permutation": lambda: permutation_effect(probed, scored_text(tokens_BS), rng(), 4),
         "usefulness": lambda: our_usefulness(probed, fit_BS, tokens_BS),
         "jacobian": lambda: our_jacobian(probed, tokens_BS, 1),
     }

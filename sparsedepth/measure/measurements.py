@@ -56,11 +56,6 @@ class Scored:
     difficulty: Tensor | None = None
     """difficulty_NT at a task's scored positions"""
 
-    @classmethod
-    def text(cls, tokens_NS: Tensor) -> "Scored":
-        """All positions are scored; the target is the next token."""
-        return cls(tokens_NS[:, :-1], tokens_NS[:, 1:])
-
     def __len__(self) -> int:
         return len(self.inputs)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from support.handmade_models import found_by
+from support.handmade_models import found_by, scored_text
 from support.hf_families import tiny
 from support.tiny_sweep import BASE, corpus, sparsedepth
 from tokenizers import Tokenizer
@@ -19,7 +19,6 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from sparsedepth.measure.interventions import add_causal_rows
-from sparsedepth.measure.measurements import Scored
 from sparsedepth.probe.load import load_model
 from sparsedepth.run.measure_existing_model import measuring_config
 from sparsedepth.store.run_record import read_record, verify
@@ -96,7 +95,7 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     assert all(score["definition"] and {"source", "unit"} < set(score) for score in found.values())
     model = json.loads((tmp_path / "record" / "model.json").read_text())
     probed = load_model(folder).probed
-    slow = found_by(add_causal_rows, probed, Scored.text(torch.from_numpy(ids[:4]))).summary["causal_score"]
+    slow = found_by(add_causal_rows, probed, scored_text(torch.from_numpy(ids[:4]))).summary["causal_score"]
     assert causal["global"] == pytest.approx(slow, rel=1e-6) and model["fit_tokens"] == 128
 
 

@@ -19,6 +19,7 @@ from support.handmade_models import (
     integers,
     normal,
     rng,
+    scored_text,
     tokens_per_pass,
 )
 
@@ -169,7 +170,7 @@ RNG = np.random.default_rng(0)
 
 def test_gradients_along_the_stream_by_hand():
     """x_2 = 3 (2 x_0): by the chain rule g_1 = 3 g_2 and g_0 = 6 g_2. The identity changes nothing."""
-    scored = Scored.text(integers(20, 3, 9))
+    scored = scored_text(integers(20, 3, 9))
     found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored, RNG)
     assert found.by_layer == pytest.approx([6, 3, 3, 1], rel=1e-5)
     assert found.score.value == pytest.approx(6, rel=1e-5) and found.score.lo == pytest.approx(6, rel=1e-5)
@@ -178,14 +179,14 @@ def test_gradients_along_the_stream_by_hand():
 def test_no_gradient_has_no_ratio():
     """A last block that forgets its input: nothing reaches the others, the gain is 0; a loss of nothing has none."""
     forgets = HandMadeModel([identity, lambda x: 0 * x + 1], normal(20, 8))
-    assert gradients(forgets, Scored.text(integers(20, 2, 9)), RNG).by_layer == [0, 0, 1]
+    assert gradients(forgets, scored_text(integers(20, 2, 9)), RNG).by_layer == [0, 0, 1]
     scored = Scored(integers(20, 2, 8), torch.full((2, 8), -100))
     assert gradients(forgets, scored, RNG).by_layer == [None] * 3
 
 
 def test_a_sign_is_seen_by_neither_and_a_turn_by_the_jacobian_alone():
     """x -> -x: as far from the identity as a block of twice the stream, which stays as large, and so does g."""
-    probed, scored = HandMadeModel([lambda x: -x] * 2, normal(20, 8)), Scored.text(integers(20, 3, 9))
+    probed, scored = HandMadeModel([lambda x: -x] * 2, normal(20, 8)), scored_text(integers(20, 3, 9))
     assert gradients(probed, scored, RNG).by_layer == pytest.approx([1, 1, 1])
     assert jacobian_deviation(probed, scored.inputs, RNG, None)["per_token"].by_layer[0] > 1
     growth = residual_variance(probed, scored.inputs, RNG)["residual_variance"].by_layer
@@ -206,7 +207,7 @@ def test_against_one_derivative_per_layer_under_any_budget():
         norms.append(leaf.grad.norm().item())
     for max_tokens in (1, 8192):
         with tokens_per_pass(max_tokens):
-            found = gradients(probed, Scored.text(tokens), RNG)
+            found = gradients(probed, scored_text(tokens), RNG)
         assert found.by_layer == pytest.approx([norm / norms[-1] for norm in norms], rel=1e-4)
 
 

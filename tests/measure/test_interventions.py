@@ -29,6 +29,7 @@ from support.handmade_models import (
     residual_mlp,
     rng,
     score,
+    scored_text,
     tokens_per_pass,
 )
 
@@ -44,7 +45,6 @@ from sparsedepth.measure.interventions import (
     rank_correlation,
 )
 from sparsedepth.measure.loss import fork_losses
-from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -52,7 +52,7 @@ TOKENS = integers(5, 3, 7)
 
 
 def causal(probed, tokens=TOKENS, threshold=0.1):
-    return found_by(add_causal_rows, probed, Scored.text(tokens), usefulness_threshold=threshold)
+    return found_by(add_causal_rows, probed, scored_text(tokens), usefulness_threshold=threshold)
 
 
 def effects(found):
@@ -60,7 +60,7 @@ def effects(found):
 
 
 def removal(probed, tokens, n_ranges=None):
-    return found_by(add_removal_rows, probed, Scored.text(tokens), removal_ranges=n_ranges)
+    return found_by(add_removal_rows, probed, scored_text(tokens), removal_ranges=n_ranges)
 
 
 def drops(found):
@@ -141,7 +141,7 @@ def test_skips_against_full_forward_passes_under_any_budget(family):
 
 def test_swapping_twins_changes_nothing():
     twin, other = residual_mlp(4, 0), residual_mlp(4, 1)
-    swapped, _ = permutation_effect(HandMadeModel([twin, other, twin], normal(5, 4)), Scored.text(TOKENS), rng())
+    swapped, _ = permutation_effect(HandMadeModel([twin, other, twin], normal(5, 4)), scored_text(TOKENS), rng())
     assert swapped[1, 3] == pytest.approx(0, abs=1e-6)
     assert known(swapped[1, 2]) > 1e-3
 
@@ -169,17 +169,17 @@ def test_swaps_against_full_forward_passes_under_any_budget(family):
     expected = permutation_effects(model, tokens)
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            swapped, score = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), None)
+            swapped, score = permutation_effect(ProbedDecoder(model), scored_text(tokens), rng(), None)
         assert swapped == pytest.approx(expected, abs=1e-5)
         assert score.value == pytest.approx(np.mean(list(expected.values())), abs=1e-5)
-    some, score = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), 4)
+    some, score = permutation_effect(ProbedDecoder(model), scored_text(tokens), rng(), 4)
     assert some == pytest.approx({pair: expected[pair] for pair in some}, abs=1e-5)
     assert len(some) == 4 and brackets(score)
 
 
 def test_the_lower_end_is_lowered_by_twice_what_noise_adds_to_the_mean():
     probed = HandMadeModel([residual_mlp(4, seed, 0.8) for seed in range(3)], normal(5, 4))
-    scored = Scored.text(integers(5, 6, 7))
+    scored = scored_text(integers(5, 6, 7))
     base_N, swapped_NP = fork_losses(probed, scored, [{1: 2, 2: 1}, {1: 3, 3: 1}, {2: 3, 3: 2}])
 
     def mean_effect(swapped_RP, base_R):
@@ -224,10 +224,10 @@ def test_the_interval_of_sampled_pairs_by_hand():
 
 def test_sampling_pairs_widens_the_interval_and_one_pair_has_none():
     probed, tokens = HandMadeModel([residual_mlp(4, seed) for seed in range(6)], normal(5, 4)), integers(5, 8, 7)
-    every, some = (permutation_effect(probed, Scored.text(tokens), rng(), n)[1] for n in (None, 8))
+    every, some = (permutation_effect(probed, scored_text(tokens), rng(), n)[1] for n in (None, 8))
     assert known(some.lo) <= known(every.value) <= known(some.hi)
     assert known(some.hi) - known(some.lo) > known(every.hi) - known(every.lo)
-    _, single = permutation_effect(probed, Scored.text(tokens), rng(), 1)
+    _, single = permutation_effect(probed, scored_text(tokens), rng(), 1)
     assert single.value is not None and (single.lo, single.hi) == (None, None)
 
 
@@ -235,7 +235,7 @@ def test_swaps_by_hand():
     """x_0 = 1; add 1, double, add 1: 5; swapped 1-2: 4, 2-3: 6, 1-3: 5. The loss of x is ln(1 + e^x)."""
     blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 1]
     probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
-    swapped, score = permutation_effect(probed, Scored.text(torch.ones(3, 4, dtype=torch.int64)), rng())
+    swapped, score = permutation_effect(probed, scored_text(torch.ones(3, 4, dtype=torch.int64)), rng())
     cost = {x: math.log(1 + math.exp(x)) for x in (4, 5, 6)}
     expected = {(1, 2): (cost[5] - cost[4]) / cost[5], (1, 3): 0.0, (2, 3): (cost[6] - cost[5]) / cost[5]}
     assert swapped == pytest.approx(expected, abs=1e-6)
@@ -249,7 +249,7 @@ def test_the_interval_of_many_small_effects_reaches_down_to_their_mean(monkeypat
     for _ in range(40):
         swapped_NP = 1 + true_P + 0.01 * math.sqrt(32) * draws.normal(size=(32, 66))
         monkeypatch.setattr(interventions, "fork_losses", lambda *_, swapped_NP=swapped_NP: (np.ones(32), swapped_NP))
-        _, found = permutation_effect(SimpleNamespace(n_layers=12), Scored.text(integers(5, 3, 7)), draws)
+        _, found = permutation_effect(SimpleNamespace(n_layers=12), scored_text(integers(5, 3, 7)), draws)
         covered.append(known(found.lo) <= true_P.mean() <= known(found.hi))
     assert np.mean(covered) >= 0.85  # without lowering: .45
 

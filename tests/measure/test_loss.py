@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, exit_losses, loss, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, rng, tokens_per_pass
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    identity,
+    integers,
+    known,
+    normal,
+    rng,
+    scored_text,
+    tokens_per_pass,
+)
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure import loss as module
@@ -33,7 +43,7 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 def test_each_position_is_scored_on_the_next_token():
     head = torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]])  # p(1 | 0) = 3/4, p(0 | 1) = 4/5
     probed = HandMadeModel([identity], torch.eye(2), head_DV=head)
-    base_N, changed_NF = fork_losses(probed, Scored.text(torch.tensor([[0, 1, 0], [0, 0, 1]])), [])
+    base_N, changed_NF = fork_losses(probed, scored_text(torch.tensor([[0, 1, 0], [0, 0, 1]])), [])
     by_hand = [-math.log(3 / 4) - math.log(4 / 5), -math.log(1 / 4) - math.log(3 / 4)]
     np.testing.assert_allclose(base_N, np.array(by_hand) / 2, atol=1e-6)
     assert changed_NF.shape == (2, 0)
@@ -43,19 +53,19 @@ def test_each_position_is_scored_on_the_next_token():
 def test_against_the_plain_loop(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 4, 17)
     probed = ProbedDecoder(model)
-    assert held_out_loss(probed, Scored.text(tokens), rng()).loss.value == pytest.approx(loss(model, tokens), rel=1e-6)
-    _, changed_NF = fork_losses(probed, Scored.text(tokens), [{2: None}])
+    assert held_out_loss(probed, scored_text(tokens), rng()).loss.value == pytest.approx(loss(model, tokens), rel=1e-6)
+    _, changed_NF = fork_losses(probed, scored_text(tokens), [{2: None}])
     assert changed_NF.mean() == pytest.approx(loss(model, tokens, [1, None, 3, 4, 5]), rel=1e-6)
 
 
 def test_no_result_depends_on_how_the_work_is_cut(monkeypatch):
     probed, tokens = ProbedDecoder(Decoder(run_config())), integers(40, 5, 17)
     forks = [{layer: None} for layer in (5, 1, 3)]
-    whole = fork_losses(probed, Scored.text(tokens), forks)
+    whole = fork_losses(probed, scored_text(tokens), forks)
     monkeypatch.setattr(module, "MAX_LOGITS", 40 * 7)  # 7 positions at a time: across sequences and forks
     for max_tokens in (40, 100):
         with tokens_per_pass(max_tokens):
-            parts = fork_losses(probed, Scored.text(tokens), forks)
+            parts = fork_losses(probed, scored_text(tokens), forks)
         for one, other in zip(parts, whole, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
@@ -64,7 +74,7 @@ def test_the_logits_in_memory_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_LOGITS", 100)
     probed, sizes = HandMadeModel([identity], normal(7, 3)), []
     monkeypatch.setattr(probed, "logits", lambda x: sizes.append((x @ probed.head_DV).numel()) or x @ probed.head_DV)
-    held_out_loss(probed, Scored.text(integers(7, 5, 20)), rng())
+    held_out_loss(probed, scored_text(integers(7, 5, 20)), rng())
     assert max(sizes) <= 100 and sum(sizes) == 5 * 19 * 7
 
 
@@ -191,7 +201,7 @@ def test_an_early_prediction_may_be_settled_and_wrong():
     probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
     tokens = torch.tensor([[0, 0, 0, 0]])
     assert lens(probed, tokens, rng())["lens_kl"].by_layer[0] < 0.05
-    assert known(early_exit(probed, Scored.text(tokens), rng())["lens_loss"].by_layer[0]) > 4
+    assert known(early_exit(probed, scored_text(tokens), rng())["lens_loss"].by_layer[0]) > 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -220,7 +230,7 @@ def test_early_exits_by_hand():
     The lens reads 1, 2, 4, 8; through the last block 2, 4, 8."""
     blocks = [lambda x: x + 1, lambda x: x + 2, lambda x: 2 * x]
     probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
-    found = early_exit(probed, Scored.text(torch.ones(3, 5, dtype=torch.int64)), rng())
+    found = early_exit(probed, scored_text(torch.ones(3, 5, dtype=torch.int64)), rng())
     cost = {x: math.log(1 + math.exp(x)) for x in (1, 2, 4, 8)}
     assert values(found["lens_loss"]) == pytest.approx([cost[x] for x in (1, 2, 4, 8)], abs=1e-6)
     assert values(found["early_exit_loss"]) == pytest.approx([cost[x] for x in (2, 4, 8)], abs=1e-6)
@@ -235,7 +245,7 @@ def test_against_shorter_models_under_any_budget(family):
     lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng())
+            found = early_exit(ProbedDecoder(model), scored_text(tokens), rng())
         assert values(found["lens_loss"]) == pytest.approx(lens, rel=1e-5)
         assert values(found["early_exit_loss"]) == pytest.approx(block, rel=1e-5)
         assert brackets(found["lens_loss"].score) and brackets(found["early_exit_loss"].score)

@@ -15,11 +15,11 @@ from support.handmade_models import (
     known,
     normal,
     rng,
+    scored_text,
     tokens_per_pass,
 )
 
 from sparsedepth.measure.interventions import add_causal_rows
-from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.released_code import (
     affine_increase_in_sample,
     causal_misaligned,
@@ -34,7 +34,7 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 
 
 def affine_increase(probed, fit, tokens):
-    return by_layer(found_by(add_usefulness_rows, probed, Scored.text(tokens), fit), "affine_loss_increase")
+    return by_layer(found_by(add_usefulness_rows, probed, scored_text(tokens), fit), "affine_loss_increase")
 
 
 def misaligned(model, tokens_BT):
@@ -63,7 +63,7 @@ def test_the_misaligned_causal_effect_compares_neighbours():
 def test_the_misaligned_causal_effect_is_too_large_in_a_decoder():
     model, tokens = Decoder(run_config(n_layers=8)), integers(40, 3, 17)
     probed, expected = ProbedDecoder(model), misaligned(model, tokens[:, :-1])
-    ours = by_pair(found_by(add_causal_rows, probed, Scored.text(tokens)), "causal_effect")
+    ours = by_pair(found_by(add_causal_rows, probed, scored_text(tokens)), "causal_effect")
     for max_tokens in (1, 8192):
         with tokens_per_pass(max_tokens):
             found = causal_misaligned(probed, tokens[:, :-1])
@@ -92,7 +92,7 @@ def test_a_transposed_shift_shifts_back():
     wrong = np.log(np.e**2 + 3)
     fitted = affine_increase(probed, tokens[:, :-1], tokens)
     assert fitted == pytest.approx([0], abs=1e-6)
-    assert affine_increase_in_sample(probed, Scored.text(tokens)) == pytest.approx([2 / (wrong - 2)], rel=1e-5)
+    assert affine_increase_in_sample(probed, scored_text(tokens)) == pytest.approx([2 / (wrong - 2)], rel=1e-5)
 
 
 def sums(n_sequences, seed):
@@ -118,7 +118,7 @@ def trained():
 
 def test_transposition_inflates_usefulness_and_a_fit_on_the_scored_tokens_deflates_it():
     probed, tokens, fit = ProbedDecoder(trained()), sums(12, seed=1000), sums(40, seed=1001)[:, :-1]
-    released = np.array(affine_increase_in_sample(probed, Scored.text(tokens)))
+    released = np.array(affine_increase_in_sample(probed, scored_text(tokens)))
     in_sample, held_out = (np.array(affine_increase(probed, fitted, tokens)) for fitted in (tokens[:, :-1], fit))
     assert (held_out > in_sample).all() and (released > in_sample).all()
     assert (released[1:] > 1.3 * held_out[1:]).all()  # block 1 has no affine stand-in anyway

@@ -4,13 +4,22 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, run_config
-from support.handmade_models import HandMadeModel, by_layer, found_by, identity, integers, normal, residual_mlp, score
+from support.handmade_models import (
+    HandMadeModel,
+    by_layer,
+    found_by,
+    identity,
+    integers,
+    normal,
+    residual_mlp,
+    score,
+    scored_text,
+)
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.interventions import NOISE, add_permutation_rows, add_trace_map_rows, add_trace_rows
-from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import add_span_rows, fit_affine
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.hf_adapter import ProbedHfModel
@@ -27,7 +36,7 @@ def test_two_linear_blocks_are_one_map():
         return x_BTD @ (torch.eye(4) + 0.1 * normal(4, 4)) + 0.3
 
     model = HandMadeModel([turned, turned, residual_mlp(4, 1), turned], normal(40, 4))
-    found = found_by(add_span_rows, model, Scored.text(TOKENS), integers(40, 40, 17))
+    found = found_by(add_span_rows, model, scored_text(TOKENS), integers(40, 40, 17))
     added = by_layer(found, "span_loss_added")
     assert [row["layer"] for row in found.layers] == [2, 3, 4]
     assert added[0] == pytest.approx(0, abs=1e-5) and min(map(abs, added[1:])) > 1e-4
@@ -37,7 +46,7 @@ def test_two_linear_blocks_are_one_map():
 def test_spans_against_a_plain_loop():
     model, fit = Decoder(run_config(**FAMILIES["gqa_lns"])), integers(40, 60, 17)
     probed = ProbedDecoder(model)
-    found = by_layer(found_by(add_span_rows, probed, Scored.text(TOKENS), fit), "span_loss_added")
+    found = by_layer(found_by(add_span_rows, probed, scored_text(TOKENS), fit), "span_loss_added")
     maps = fit_affine(probed, fit, span=2)
 
     def loss(layer):
@@ -62,7 +71,7 @@ def test_spans_against_a_plain_loop():
 
 def test_without_attention_a_clean_state_restores_everything():
     model = HandMadeModel([residual_mlp(4, 0), identity, residual_mlp(4, 1)], normal(40, 4))
-    found = found_by(add_trace_rows, model, Scored.text(TOKENS))
+    found = found_by(add_trace_rows, model, scored_text(TOKENS))
     assert by_layer(found, "trace_restored") == pytest.approx([1, 1, 1, 1], abs=1e-5)
     assert found.summary["trace_restored"] == pytest.approx(1, abs=1e-5)
 
@@ -74,7 +83,7 @@ def test_what_earlier_positions_hold_is_restored_late():
         return x_BTD[:, :1].expand_as(x_BTD).clone()
 
     model = HandMadeModel([identity, copied, identity], normal(40, 4))
-    found = found_by(add_trace_rows, model, Scored.text(TOKENS))
+    found = found_by(add_trace_rows, model, scored_text(TOKENS))
     assert by_layer(found, "trace_restored") == pytest.approx([0, 0, 1, 1], abs=1e-6)
     assert found.summary["trace_restored"] == pytest.approx(1 / 3)
 
@@ -91,7 +100,7 @@ def test_a_map_shows_at_which_layer_an_answer_moves_from_where_to_where():
         return x_BTD[:, :1].expand_as(x_BTD).clone()
 
     found = found_by(
-        add_trace_map_rows, HandMadeModel([identity, copied, identity], normal(40, 4)), Scored.text(TOKENS)
+        add_trace_map_rows, HandMadeModel([identity, copied, identity], normal(40, 4)), scored_text(TOKENS)
     )
     assert of_position(found, 1) == pytest.approx([1, 1, 0, 0], abs=1e-6)
     assert of_position(found, 16) == pytest.approx([0, 0, 1, 1], abs=1e-6)
@@ -103,7 +112,7 @@ def test_a_map_against_a_loop_on_transformers_alone():
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=40, initializer_range=0.3, **sizes)).eval()
-    found = found_by(add_trace_map_rows, ProbedHfModel(model), Scored.text(TOKENS))
+    found = found_by(add_trace_map_rows, ProbedHfModel(model), scored_text(TOKENS))
     noise = torch.from_numpy(np.random.default_rng(0).standard_normal((16, 16))).float()
     blocks = [model.model.embed_tokens, *model.model.layers]
 
@@ -140,14 +149,14 @@ def test_a_map_against_a_loop_on_transformers_alone():
     for position in (0, 7, 14, 15):
         expected = [(noisy - traced(layer, position)) / (noisy - clean) for layer in range(4)]
         assert of_position(found, position + 1) == pytest.approx(expected, abs=1e-4)
-    last = by_layer(found_by(add_trace_rows, ProbedHfModel(model), Scored.text(TOKENS)), "trace_restored")
+    last = by_layer(found_by(add_trace_rows, ProbedHfModel(model), scored_text(TOKENS)), "trace_restored")
     assert of_position(found, 16) == pytest.approx(last, abs=1e-6)
 
 
 def test_traces_against_a_plain_loop():
     model = Decoder(run_config(**FAMILIES["gqa_lns"]))
     probed = ProbedDecoder(model)
-    found = found_by(add_trace_rows, probed, Scored.text(TOKENS))
+    found = found_by(add_trace_rows, probed, scored_text(TOKENS))
     noise = torch.from_numpy(np.random.default_rng(0).standard_normal((16, probed.stream_width))).float()
 
     def loss(is_noisy, restored=None):
@@ -176,7 +185,7 @@ def test_pairs_of_deep_models_are_sampled_by_default(n_layers, asked, swaps):
     config = MeasureOnlyConfig(permutation_pairs=asked)
     model = HandMadeModel([residual_mlp(4, seed) for seed in range(n_layers)], 0.1 * normal(40, 4))
     if n_layers <= 16:
-        found = found_by(add_permutation_rows, model, Scored.text(TOKENS), permutation_pairs=asked)
+        found = found_by(add_permutation_rows, model, scored_text(TOKENS), permutation_pairs=asked)
         assert found.summary["permutation_swaps"] == len(found.pairs) == swaps
         ends = score(found, "permutation_score")
         assert ends.lo < found.summary["permutation_score"] < ends.hi
@@ -187,7 +196,7 @@ def test_pairs_of_deep_models_are_sampled_by_default(n_layers, asked, swaps):
 
 def test_a_sample_brackets_the_mean_over_all_pairs():
     model = HandMadeModel([residual_mlp(4, seed) for seed in range(16)], 0.1 * normal(40, 4))
-    every = found_by(add_permutation_rows, model, Scored.text(TOKENS), permutation_pairs=120)
-    some = score(found_by(add_permutation_rows, model, Scored.text(TOKENS)), "permutation_score")
+    every = found_by(add_permutation_rows, model, scored_text(TOKENS), permutation_pairs=120)
+    some = score(found_by(add_permutation_rows, model, scored_text(TOKENS)), "permutation_score")
     assert every.summary["permutation_swaps"] == 120
     assert some.lo < every.summary["permutation_score"] < some.hi

@@ -23,6 +23,7 @@ from support.handmade_models import (
     residual_mlp,
     rng,
     score,
+    scored_text,
     tokens_per_pass,
 )
 
@@ -61,7 +62,7 @@ def linear(width, seed):
 
 def test_replacing_a_linear_block_loses_nothing_on_held_out_tokens():
     probed = HandMadeModel([residual_mlp(4, 0), linear(4, 1), residual_mlp(4, 2), linear(4, 3)], normal(50, 4))
-    scored = Scored.text(integers(25, 10, 21, seed=1) + 25)  # disjoint tokens
+    scored = scored_text(integers(25, 10, 21, seed=1) + 25)  # disjoint tokens
     found = usefulness(probed, integers(25, 10, 20), scored, 0.1)
     increases = by_layer(found, "affine_loss_increase")
     assert increases[1::2] == pytest.approx([0, 0], abs=1e-6)
@@ -70,15 +71,15 @@ def test_replacing_a_linear_block_loses_nothing_on_held_out_tokens():
 
 def test_a_model_of_identities_is_useless_and_a_threshold_below_zero_is_always_passed():
     probed, tokens = HandMadeModel([identity] * 4, normal(50, 4)), integers(50, 5, 20)
-    found = usefulness(probed, tokens[:, :-1], Scored.text(tokens), 0.1)
+    found = usefulness(probed, tokens[:, :-1], scored_text(tokens), 0.1)
     assert ends(score(found, "usefulness")) == (0.0, 0.0, 0.0)
     assert found.summary["usefulness_loss_increase"] == pytest.approx(0, abs=1e-6)
-    assert usefulness(probed, tokens[:, :-1], Scored.text(tokens), -0.1).summary["usefulness"] == 1.0
+    assert usefulness(probed, tokens[:, :-1], scored_text(tokens), -0.1).summary["usefulness"] == 1.0
 
 
 HEAD = torch.tensor([[-100.0, 0.0, 0.0, -100.0], [250.0, 0.0, 0.0, 250.0]])  # logit of +-2: 250 - 100 x^2
 EMBEDDING = torch.tensor([[-2.0, 1.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-FIT, SCORED = torch.tensor([[0, 1, 2, 3]]), Scored.text(torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]]))
+FIT, SCORED = torch.tensor([[0, 1, 2, 3]]), scored_text(torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]]))
 
 
 def test_the_share_by_hand():
@@ -150,7 +151,7 @@ def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
 
 def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
     probed = HandMadeModel([residual_mlp(4, 0), residual_mlp(4, 2)], normal(50, 4))
-    scored = Scored.text(integers(50, 10, 21, seed=1))
+    scored = scored_text(integers(50, 10, 21, seed=1))
     found = usefulness(probed, integers(50, 10, 20), scored, 0.1)
     forks = [{1: fit_affine(probed, integers(50, 10, 20))[0]}, {2: lambda x: x}]
     base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
@@ -195,7 +196,7 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
     expected = affine_increases(model, fit, tokens)
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            found = usefulness(ProbedDecoder(model), fit, Scored.text(tokens), 0.02)
+            found = usefulness(ProbedDecoder(model), fit, scored_text(tokens), 0.02)
         assert by_layer(found, "affine_loss_increase") == pytest.approx(expected, abs=2e-5)
         assert found.summary["usefulness"] == np.mean([increase > 0.02 for increase in expected])
         assert brackets(score(found, "usefulness_loss_increase"))
@@ -236,7 +237,7 @@ def test_needed_layers_are_counted_at_three_thresholds():
 
 
 SIGNS_FIT = torch.tensor([[0, 1, 2, 3] * 3])
-SIGNS_SCORED = Scored.text(torch.tensor([[0, 1, 3, 2, 3, 0, 1], [1, 0, 2, 3, 2, 1, 0], [3, 2, 0, 1, 0, 2, 3]]))
+SIGNS_SCORED = scored_text(torch.tensor([[0, 1, 3, 2, 3, 0, 1], [1, 0, 2, 3, 2, 1, 0], [3, 2, 0, 1, 0, 2, 3]]))
 
 
 def signs(n_blocks: int) -> HandMadeModel:
@@ -261,7 +262,7 @@ def test_of_blocks_that_do_the_same_none_is_needed_alone_and_one_together(n_bloc
 
 def test_what_a_map_can_do_needs_no_block_and_a_threshold_below_zero_all():
     probed, tokens = HandMadeModel([identity, lambda x: x @ normal(4, 4)], normal(50, 4)), integers(50, 5, 20)
-    scored = Scored.text(integers(50, 5, 21, seed=1))
+    scored = scored_text(integers(50, 5, 21, seed=1))
     none = jointly_needed_layers(probed, tokens, scored, 0.001, rng())
     assert (none.value, none.lo, none.hi) == (0, 0, 0)
     assert jointly_needed_layers(probed, tokens, scored, -10.0, rng()).value == 2
@@ -270,7 +271,7 @@ def test_what_a_map_can_do_needs_no_block_and_a_threshold_below_zero_all():
 def test_the_order_by_a_plain_loop():
     """Every step tries each block that is left; the count ends at the first step over the threshold."""
     probed = HandMadeModel([residual_mlp(4, seed, 0.1 * (1 + seed)) for seed in (3, 0, 2, 1)], normal(50, 4))
-    fit, scored = integers(50, 10, 20), Scored.text(integers(50, 10, 21, seed=1))
+    fit, scored = integers(50, 10, 20), scored_text(integers(50, 10, 21, seed=1))
     maps = dict(enumerate(fit_affine(probed, fit), start=1))
 
     def added(layers):
@@ -295,6 +296,6 @@ def test_a_loss_that_is_no_number_has_no_count():
     embedding = torch.tensor([[-2.0], [-1.0], [1.0], [2.0], [torch.nan]])
     broken = HandMadeModel([torch.sign] * 2, embedding, torch.tensor([[-1.0, -1.0, 1.0, 1.0, 0.0]]))
     found = jointly_needed_layers(
-        broken, SIGNS_FIT, Scored.text(torch.tensor([[0, 1, 4, 3], [1, 2, 3, 0]])), 0.02, rng()
+        broken, SIGNS_FIT, scored_text(torch.tensor([[0, 1, 4, 3], [1, 2, 3, 0]])), 0.02, rng()
     )
     assert (found.value, found.lo, found.hi) == (None, None, None)

@@ -4,13 +4,12 @@ loop on transformers alone: logits, loss, variance, a block left out, and one re
 import numpy as np
 import pytest
 import torch
-from support.handmade_models import found_by, integers
+from support.handmade_models import found_by, integers, scored_text
 from support.hf_families import OTHERS, WORDS, save_tokenizer, tiny
 from torch.nn.functional import cross_entropy
 
 from sparsedepth.measure.interventions import add_causal_rows
 from sparsedepth.measure.loss import fork_losses
-from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.sparsity import add_attention_rows, add_weight_rows
 from sparsedepth.measure.variance import add_variance_rows
 from sparsedepth.probe.fork import probing
@@ -64,7 +63,7 @@ def test_the_numbers_are_those_of_a_loop_on_transformers_alone(name):
         logits = model(TOKENS[:, :-1], use_cache=False).logits
     for handle in handles:
         handle.remove()
-    probed, scored = ProbedHfModel(model), Scored.text(TOKENS)
+    probed, scored = ProbedHfModel(model), scored_text(TOKENS)
     with probing(probed):
         x = probed.embed(scored.inputs)
         for layer, (before, after) in enumerate(states, start=1):
@@ -100,7 +99,7 @@ def test_parts_of_blocks_add_up_and_matrices_have_their_kinds(name):
             assert all(part.abs().max() > 0.01 for part in parts)
         routing = probed.routing(2, x)
         assert routing is None or routing[0].sum(-1).allclose(torch.ones(2, 9))
-    rows = found_by(add_weight_rows, probed, Scored.text(TOKENS))
+    rows = found_by(add_weight_rows, probed, scored_text(TOKENS))
     assert rows.summary["weight_sparsity"] is not None
     assert all(matrix.ndim == 2 for layer in (1, 2) for matrix in probed.matrices(layer).values())
 
@@ -109,7 +108,7 @@ def test_attention_is_measured_where_its_weights_are_known(name):
     model = tiny(name, "eager")
     probed = ProbedHfModel(other := tiny(name))
     other.load_state_dict(model.state_dict())
-    rows = found_by(add_attention_rows, probed, Scored.text(TOKENS))
+    rows = found_by(add_attention_rows, probed, scored_text(TOKENS))
     if name in NO_ATTENTION:
         assert not rows.summary and not rows.layers
         return

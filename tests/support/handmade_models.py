@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate
-from sparsedepth.measure.measurements import Measurements
+from sparsedepth.measure.measurements import Measurements, Scored
 from sparsedepth.model.context import Context
 from sparsedepth.probe import fork
 
@@ -115,6 +115,11 @@ def ends(estimate: BootstrapEstimate) -> tuple[float | None, float | None, float
 def brackets(estimate: BootstrapEstimate) -> bool:
     """The interval holds the value, and has a width."""
     return known(estimate.lo) <= known(estimate.value) <= known(estimate.hi) and estimate.lo != estimate.hi
+
+
+def scored_text(tokens_NS: Tensor) -> Scored:
+    """All positions are scored; the target is the next token."""
+    return Scored(tokens_NS[:, :-1], tokens_NS[:, 1:])
 
 
 def found_by(
