@@ -63,8 +63,6 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements, Score
 from sparsedepth.probe.fork import batches, by_sequence
 from sparsedepth.probe.probed_model import ProbedModel
 
-FORMS = ("per_token", "averaged", "released")
-
 Pull = Callable[[Tensor], Tensor]
 """u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
 
