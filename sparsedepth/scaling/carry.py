@@ -63,24 +63,39 @@ def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carri
     varying = [name for name in CELL_FIELDS if texts[name].nunique() > 1 and name != "lr"]
     sizes = [name for name in varying if is_shape(name)]
     knobs = [name for name in varying if name not in sizes]
-    is_home = (runs[[*at]] == pd.Series(at)).all(axis=1)
-    if not is_home.any():
-        tried = "; ".join(f"{name}: {', '.join(map(str, sorted(runs[name].unique())))}" for name in at)
-        raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
-    for name in sizes:
-        if not ROLES[name].derived_if_missing and runs.loc[is_home, name].nunique() > 1:
-            values = runs.loc[is_home, name].sort_values().unique().tolist()
-            told = f"several {name}: {', '.join(map(str, values))}; name one: --at {name}={values[0]}"
-            raise ValueError(f"{', '.join(assignment(*each) for each in at.items())} has {told}")
+    is_home = _at_shape(runs, at)
     found = []
     for _, of_setting in runs.groupby([texts[name] for name in knobs] or np.zeros(len(runs))):
-        home = _losses(of_setting[is_home[of_setting.index]], loss)
+        at_home = of_setting[is_home[of_setting.index]]
+        _check_one_shape(at_home, sizes)
+        home = _losses(at_home, loss)
         others = _by_shape(of_setting[~is_home[of_setting.index]], texts, sizes, loss)
         if home.shape[1] > 1 and others:
             found.append(_carried(_label(texts, of_setting, knobs) or "all runs", home, others))
     if not found:
         raise ValueError("these runs lack several lr at that shape and at another; run a sweep with `tune` and no `at`")
     return found
+
+
+def _at_shape(runs: pd.DataFrame, at: Mapping[str, Any]) -> pd.Series:
+    """Whether a run has the shape `at`. Raises ValueError if none has."""
+    is_home = (runs[[*at]] == pd.Series(at)).all(axis=1)
+    if not is_home.any():
+        tried = "; ".join(f"{name}: {_values(runs[name])}" for name in at)
+        raise ValueError(f"no run has {', '.join(assignment(*each) for each in at.items())}; these runs have {tried}")
+    return is_home
+
+
+def _check_one_shape(runs: pd.DataFrame, sizes: Sequence[str]) -> None:
+    """Raises ValueError where the runs of a setting at the shape that was named differ in size."""
+    for name in sizes:
+        if not ROLES[name].derived_if_missing and runs[name].nunique() > 1:
+            one = assignment(name, runs[name].min())
+            raise ValueError(f"that shape was run with several {name}: {_values(runs[name])}; name one: --at {one}")
+
+
+def _values(column: pd.Series) -> str:
+    return ", ".join(map(str, sorted(column.unique().tolist())))
 
 
 def _by_shape(runs: pd.DataFrame, texts: pd.DataFrame, sizes: Sequence[str], loss: str) -> dict[str, pd.DataFrame]:

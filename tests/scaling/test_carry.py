@@ -137,9 +137,13 @@ def test_a_shape_that_was_not_run_is_refused(at, told):
 def test_a_shape_of_several_sizes_is_refused():
     """Curves of two budgets, or widths, are not one."""
     found = pd.concat([runs(lambda *_: 2.0).assign(train_tokens=tokens) for tokens in (2048, 16384)], ignore_index=True)
-    with pytest.raises(ValueError, match=r"n_layers=2 has several train_tokens: 2048, 16384; name one: --at train_tok"):
+    with pytest.raises(
+        ValueError, match=r"run with several train_tokens: 2048, 16384; name one: --at train_tokens=2048"
+    ):
         carry_of(found, "val_loss", {"n_layers": 2})
     assert carry_of(found, "val_loss", {"n_layers": 2, "train_tokens": 2048})
+    found["parametrisation"] = np.where(found["train_tokens"] == 2048, "standard", "completep")  # as at equal FLOPs
+    assert len(carry_of(found, "val_loss", {"n_layers": 2})) == 2
 
 
 def test_the_command_prints_the_regret_and_the_line_for_a_definition(tmp_path):
