@@ -117,7 +117,6 @@ def _group(data: str, folders: str, depths: tuple[int, ...]) -> Iterator[dict[st
             "verdict": row["verdict"],
             "detectable": f"{row['detectable']:.3f}",
             "equal": row["basis"],
-            "time": "" if pd.isna(row["time"]) else f"x{row['time']:.2f}",
             "tokens/parameter": f"{own.mean():.2g}" if len(own) else "",
             "folders": ", ".join(folders.split()),
         }
