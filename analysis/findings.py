@@ -38,7 +38,8 @@ COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "ques
 class Stated(NamedTuple):
     rule: int
     folders: str
-    n_layers: int
+    n_layers: int | None
+    """None: an effect over depths, such as a slope."""
     setting: str = "depth"
     outcome: str = LOSS
     question: str = "setting"
@@ -163,7 +164,9 @@ def _worth(store: Store) -> pd.DataFrame:
 
 def _row(one: Stated, found: pd.DataFrame) -> dict[str, Any]:
     question, setting = ("depth", f"n_layers={one.n_layers}") if one.setting == "depth" else (one.question, one.setting)
-    is_it = (found["n_layers"] == one.n_layers) & (found["setting"] == setting) & (found["question"] == question)
+    is_it = (found["setting"] == setting) & (found["question"] == question)
+    if one.n_layers is not None:
+        is_it &= found["n_layers"] == one.n_layers
     if found.loc[is_it, "estimate"].count() != 1:
         raise ValueError(f"{one}: {int(is_it.sum())} such effects; there are: {sorted(set(found['setting']))}")
     effect = found[is_it].iloc[0].to_dict()
