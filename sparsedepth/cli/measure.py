@@ -12,7 +12,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
-from sparsedepth.quantities.quantity import Column, Named
+from sparsedepth.quantities.quantity import Column, Named, without_none
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text, told_text
@@ -147,8 +147,7 @@ class MeasureCommand:
 
         changes = parse_settings(self.set or [])
         measures = measures_named(self.measures) if self.measures is not None else None
-        own = {"seq_len": self.seq_len, "measures": measures}
-        own = {name: value for name, value in own.items() if value is not None}
+        own = without_none({"seq_len": self.seq_len, "measures": measures})
         if twice := sorted({*own} & {*changes}):
             flag = twice[0].replace("_", "-")
             raise ValueError(f"--{flag} and --set {twice[0]}=... set the same field; give one of them")

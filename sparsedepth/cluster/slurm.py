@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.quantities.quantity import without_none
 from sparsedepth.words.status import time_advice
 
 WARNING_SECONDS = 120
@@ -100,7 +101,7 @@ class Request:
     def options(self) -> dict[str, str | None]:
         """The sbatch options for the resources of a task or a probe."""
         resources = {"partition": self.partition, "account": self.account, "gpus-per-node": self.gpus}
-        options = {key: value for key, value in resources.items() if value is not None}
+        options = without_none(resources)
         if self.nodes > 1:
             options |= {"nodes": str(self.nodes), "ntasks-per-node": "1"}
         given = (option.partition("=") for option in self.sbatch or ())
@@ -123,7 +124,7 @@ class Request:
     def arguments(self) -> list[str]:
         """The options of `work`."""
         names = ("max_attempts", "workers", "gpus_per_run", "nodes")
-        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        values = without_none({name: getattr(self, name) for name in names})
         arguments = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
             arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]

@@ -28,7 +28,7 @@ from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, 
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.once import once
 from sparsedepth.quantities import sign
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import Named, without_none
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
@@ -268,8 +268,9 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
         row.fields |= {"estimate_own_lr": row.fields["estimate"]}
     row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline")) | {"at": EQUAL_LR, "reason": ""}
     values = found.common([*weights])
-    at = {lr: _combined(found.fitted, found.order, {(name, lr): of for name, of in weights.items()}) for lr in values}
-    at = {lr: contrast for lr, contrast in at.items() if contrast is not None}
+    at = without_none(
+        {lr: _combined(found.fitted, found.order, {(name, lr): of for name, of in weights.items()}) for lr in values}
+    )
     if not at:
         row.fields |= {"verdict": "not known", "reason": no_equal_lr(cells.field, bool(values))}
         return

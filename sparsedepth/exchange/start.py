@@ -29,7 +29,7 @@ from sparsedepth.probe.folder import CONFIG
 from sparsedepth.probe.hf_types import hf_names
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import check_reads_text, tokenizer_folder, tokenizer_of
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import Named, without_none
 
 FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "allow")
 """Model fields that a run may set differently from its starting model."""
@@ -76,7 +76,7 @@ class Start:
     def values(self, given: Fields) -> Fields:
         """A run's values merged with the starting model's. Raises ValueError for a model field or tokenizer that
         differs from the starting model's, and for sequences longer than its positions."""
-        values = {name: value for name, value in presets.expand(given).items() if value is not None}
+        values = without_none(presets.expand(given))
         reads_text = kind_of(values.get("corpus")).is_tokenised
         fixed = {**self.fields, "start_weights": self.loaded.weights_hash, "start_cell": self.cell}
         if reads_text and self.tokenizer_name is not None:
@@ -136,7 +136,7 @@ def open_start(source: str) -> Start:
         fields = {name: getattr(run, name) for name in ModelConfig.model_fields if name not in left_out}
     return Start(
         loaded=loaded,
-        fields={name: value for name, value in fields.items() if value is not None},
+        fields=without_none(fields),
         tokenizer_name=(tokenizer_folder(folder) if run is None else run.tokenizer) if reads_text else None,
         tokenizer=tokenizer_of(loaded, folder.resolve().parent.parent / "data") if reads_text else None,
     )

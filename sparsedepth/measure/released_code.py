@@ -16,6 +16,7 @@ from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import batches, by_sequence, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities.quantity import without_none
 
 
 def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int, int], float | None]:
@@ -79,11 +80,10 @@ def normalised_last_variance(probed: ProbedModel, tokens_NT: Tensor) -> float | 
 def add_released_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, scored = context.probed, context.scored
     pairs, _ = permutation_effect(probed, scored, context.rng())
-    known = {pair: effect for pair, effect in pairs.items() if effect is not None}
     increases = affine_increase_in_sample(probed, scored)
     rows.summary.update(
         causal_score_released=complete_mean([*causal_misaligned(probed, context.inputs).values()]),
-        permutation_score_released=permutation_weighted(known, probed.n_layers),
+        permutation_score_released=permutation_weighted(without_none(pairs), probed.n_layers),
         usefulness_released=share_above(increases, context.config.usefulness_threshold),
         residual_variance_last_released=normalised_last_variance(probed, context.inputs),
     )

@@ -4,12 +4,14 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 Row = Mapping[str, Any]
 """Values of a row by the names of its columns."""
 Named = dict[str, Any]
 """Values by their names that may be added to, such as a row in the making."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
 OTHER_COLUMNS = """
 run_id cell_id model n_layers d_model n_heads n_kv_heads d_ff activation vocab_size seq_len n_experts top_k d_expert
@@ -182,6 +184,10 @@ class Column:
     source: str = ""
     quantity: Quantity | None = field(default=None, repr=False)
     """None for configuration and other facts that are not measured."""
+
+
+def without_none(values: Mapping[Key, Value | None]) -> dict[Key, Value]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def columns_of(records: Iterable[Quantity]) -> Iterator[Column]:

@@ -23,7 +23,7 @@ from sparsedepth.effects.fit import Changes
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
 from sparsedepth.effects.second_look import with_second_looks
 from sparsedepth.plan.forecast import tokens_needed
-from sparsedepth.quantities.quantity import Named, Row
+from sparsedepth.quantities.quantity import Named, Row, without_none
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -116,7 +116,7 @@ class Evidence:
         runs = self.runs_of(setting, depth, lr)
         row = runs.iloc[int(np.argmax((runs["outcome"] == "ok").to_numpy()))]
         values = {name: plain(row[name]) for name in RunConfig.model_fields if name != "seed" and name in row}
-        values = {name: value for name, value in values.items() if value is not None} | {"n_layers": n_layers}
+        values = without_none(values) | {"n_layers": n_layers}
         if isinstance(measures := values.get("measures"), tuple):
             values["measures"] = known_measures(measures)
         with warnings.catch_warnings(action="ignore"):
@@ -129,8 +129,7 @@ def changed_config(config: RunConfig, *changes: Row) -> RunConfig:
     values = config.model_dump(mode="json")
     for change in changes:
         values |= change
-    values = {name: value for name, value in values.items() if value is not None}
-    return build(RunConfig, values, "the recipe's configuration")
+    return build(RunConfig, without_none(values), "the recipe's configuration")
 
 
 def differing_values(config: RunConfig, baseline: RunConfig, tuned: Row) -> tuple[Named, ...]:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
-from sparsedepth.quantities.quantity import Named, Row, Table
+from sparsedepth.quantities.quantity import Named, Row, Table, without_none
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
 from sparsedepth.store.made_with import plugins_of
 from sparsedepth.store.parquet import (
@@ -382,10 +382,7 @@ def _subject_columns(subject: Subject) -> Named:
 @functools.lru_cache(maxsize=2048)
 def _cell_columns(cell: RunConfig) -> Named:
     """The columns that all replicates share."""
-    return {
-        "cell_id": cell.cell_id,
-        **{name: value for name, value in stored_fields(cell).items() if value is not None},
-    }
+    return {"cell_id": cell.cell_id, **without_none(stored_fields(cell))}
 
 
 def _typed(run: Record, file: str, values: Row) -> Named:

@@ -31,6 +31,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import readable_definition
 from sparsedepth.files import open_regular, write_json
 from sparsedepth.outside import SECONDS, in_child
+from sparsedepth.quantities.quantity import without_none
 from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.table_file import MAX_ROWS, Choose, Texts, named, read_texts
@@ -148,7 +149,7 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
     """The runs of the store that are not sent yet, in order of run_id."""
     numbers = {column.name for column in quantities.RUNS} | {*FACTS}
     for record in store.sql("select * from runs order by run_id").records():
-        row = {name: value for name, value in record.items() if value is not None}
+        row = without_none(record)
         if row["run_id"] not in sent:
             yield TrackedRun(
                 run_id=row["run_id"],
@@ -163,7 +164,7 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
 def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
     answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
     for row in answer.records():
-        yield int(row.pop("step")), {name: float(value) for name, value in row.items() if value is not None}
+        yield int(row.pop("step")), {name: float(value) for name, value in without_none(row).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
