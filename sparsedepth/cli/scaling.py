@@ -11,7 +11,7 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
 from sparsedepth.words.formats import FORMATS, choose_format, encode, render
-from sparsedepth.words.plain_text import check_among, wrapped
+from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def fit(
     from sparsedepth.scaling.report import as_object, parameter_table
     from sparsedepth.words.scaling import law_closing, law_heading
 
-    check_among("--format", format, FORMATS)
+    if format not in FORMATS:
+        raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
     report = given.compute()
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))

@@ -20,7 +20,7 @@ from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import pending
 from sparsedepth.words.captions import data_note, folders_note
 from sparsedepth.words.differences import data_text, pending_text
-from sparsedepth.words.plain_text import check_among, did_you_mean, error_text
+from sparsedepth.words.plain_text import did_you_mean, error_text
 
 STYLES = ("screen", "paper")
 OF_GRID, OF_ONE_RUN, COMPARES_LOSSES, OF_ALL = "grid", "one run", "losses", "all"
@@ -135,7 +135,8 @@ def draw(
     into_folder = out is not None and (out.is_dir() or not out.suffix)
     is_paper = style == "paper"
     _check(figure, None if into_folder else out, format, style)
-    check_among("--columns", columns, COLUMNS)
+    if columns not in COLUMNS:
+        raise ValueError(f"--columns {columns} is not one of {', '.join(map(str, COLUMNS))}")
     if columns > 1 and not is_paper:
         raise ValueError(f"--columns {columns} is of a paper; add --style paper, or leave it out")
     select(store, only)
@@ -164,8 +165,10 @@ def draw(
 
 def _check(figure: str | None, file: Path | None, format: str, style: str) -> None:
     """Raises ValueError for what no store is needed to refuse; `file`: the one picture to write."""
-    check_among("--style", style, STYLES)
-    check_among("--format", format, [suffix[1:] for suffix in FORMATS])
+    if style not in STYLES:
+        raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")
+    if f".{format}" not in FORMATS:
+        raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
     if style == "paper" and (format != "png" or (file and file.suffix == ".svg")):
         raise ValueError("--style paper writes a PDF and a PNG, no SVG; leave --format out, or name a .pdf with -o")
     if file is not None:

@@ -37,7 +37,7 @@ from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.table_file import MAX_ROWS, Choose, Texts, named, read_texts
 from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import scan
-from sparsedepth.words.plain_text import cause_of, check_among, without_password
+from sparsedepth.words.plain_text import cause_of, without_password
 
 PLACES = {
     "tensorboard": "a folder of event files, one folder per run",
@@ -92,7 +92,8 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     discard(run_id)   removes a run, if it has any of it
     send(run)         stores a TrackedRun that it does not have, completely
     view_command      the command that shows what was sent"""
-    check_among("--to", name, PLACES)
+    if name not in PLACES:
+        raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     if project and name == "tensorboard":
         raise ValueError(f"--project {project!r}: tensorboard has no projects; leave it out")
     definition = readable_definition(results)

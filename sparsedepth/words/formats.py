@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.words.plain_text import check_among, visible
+from sparsedepth.words.plain_text import visible
 from sparsedepth.words.table import table
 from sparsedepth.words.values import plain, readable
 
@@ -44,7 +44,8 @@ def choose_format(format: str | None, out: Path | None) -> str:
         allowed = ", ".join([*list(suffixes)[1:], ".txt"])
         raise ValueError(f"-o {str(out)!r}: {suffix} is no format of a result; end in {allowed}, or give --format")
     chosen = format or implied or "table"
-    check_among("--format", chosen, names)
+    if chosen not in names:
+        raise ValueError(f"--format {chosen!r} is not one of {', '.join(names)}")
     if implied not in (None, chosen):
         raise ValueError(f"-o {str(out)!r} is for {implied}, and --format is {chosen!r}; drop one of the two")
     if chosen == PARQUET and out is None:

@@ -4,7 +4,7 @@ untrusted text made safe for it."""
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 WIDTH = 100
 """Characters of a line in a file or a pipe."""
@@ -30,12 +30,6 @@ def listed(names: Sequence[str]) -> str:
 def sentence_of(text: str) -> str:
     """With a capital and a full stop; '' of none."""
     return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def check_among(option: str, chosen: object, known: Collection[object]) -> None:
-    """Raises ValueError for what is not one of `known`."""
-    if chosen not in known:
-        raise ValueError(f"{option} {chosen!r} is not one of {', '.join(map(str, known))}")
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
