@@ -240,7 +240,6 @@ READERS = {
     "probe/load.py": {"safe_open"},
     "probe/text.py": {"read_array"},  # an open file
     "store/connection.py": {"connect"},  # databases in memory
-    "store/fences.py": {"read_text"},  # of /proc
     "store/packs.py": {"read_bytes"},  # of a run's work folder
     "store/parquet.py": {"ParquetFile"},  # open files
     "store/run_record.py": {"read_text"},  # written just before

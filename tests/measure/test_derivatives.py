@@ -26,7 +26,6 @@ from support.handmade_models import (
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.derivatives import (
-    FORMS,
     _summarise,
     add_jacobian_map_rows,
     gradients,
@@ -41,6 +40,7 @@ from sparsedepth.train.loop import train
 from sparsedepth.train.runtime import resolve
 
 TOKENS = integers(5, 3, 4)
+FORMS = ("per_token", "averaged", "released")
 
 
 def running_mean(x_BTD):

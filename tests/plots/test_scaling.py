@@ -22,7 +22,7 @@ def test_parts_and_residuals_add_up_to_the_loss(fitted):
     assert (parts + e).to_numpy() == pytest.approx(points["fitted"].to_numpy())
     rest = points["depth_rest"] + points["width_part"] + points["data_part"] + e
     assert rest.to_numpy() == pytest.approx(points["loss"].to_numpy())
-    assert (points["residual"] ** 2).sum() == pytest.approx(fitted.cost)
+    assert points["residual"].to_numpy() == pytest.approx(np.log(points["loss"] / points["fitted"]).to_numpy())
 
 
 def test_the_curve_is_the_fit_inside_its_band(fitted):
