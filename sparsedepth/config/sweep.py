@@ -376,6 +376,9 @@ def readable_definition(results: Path) -> SweepDefinition | None:
 def _read(path: Path, *state: int) -> SweepDefinition:
     """Cached until the file changes: commands ask for it several times."""
     values = read_yaml(path)
+    if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
+        # Before `tuning_seeds` existed, a cell was tuned with the first seed, which is also one of the results.
+        values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
     try:
         return build(SweepDefinition, values, str(path))
     except ValueError as error:

@@ -170,7 +170,7 @@ def _roles(tuning: Tuning, group: Sequence[Row]) -> dict[str, TuningRole]:
 def _losses(tuning: Tuning, group: Sequence[Row]) -> dict[TunedValues, float]:
     """The mean loss of each value over the tuning seeds; math.inf where one diverged, or fewer were run than at others.
 
-    Where no run with a tuning seed is there, the first seed counts."""
+    Configurations without any tuning seed are of sweeps from before these existed: tuned with the first seed."""
     were_run = {run["seed"] for run in group}
     seeds = were_run.intersection(tuning.tuning_seeds) or tuning.seeds[:1] or were_run
     losses = defaultdict[TunedValues, defaultdict[int | None, list[float]]](lambda: defaultdict(list))

@@ -7,7 +7,7 @@ import pytest
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune
-from sparsedepth.config.sweep import SweepDefinition, ad_hoc
+from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.status import varied_fields
 from sparsedepth.words.sweep import run_text
@@ -289,6 +289,14 @@ def test_tuning_seeds_are_counted_from_101_and_shared_only_by_name():
     tuned = {"space": {"n_layers": [2]}, "tune": {"lr": [1.0, 2.0, 4.0]}}
     assert sweep(**tuned, tuning_seeds=3).tuning_seeds == [101, 102, 103]
     assert sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True).tuning_seeds == [0]
+
+
+def test_a_folder_of_before_tuning_had_seeds_was_tuned_with_its_first(tmp_path):
+    content = "name: s\nquestion: q\nhypothesis: h\nspace: {n_layers: [2]}\ntune: {lr: [1, 2, 4]}\nseeds: [4, 5]\n"
+    (tmp_path / "sweep.yaml").write_text(content)
+    definition = read_definition(tmp_path)
+    assert definition is not None and (definition.tuning_seeds, definition.reuse_tuning_seeds) == ([4], True)
+    assert read_definition(tmp_path / "nothing") is None
 
 
 def test_the_sweep_of_a_command_line():

@@ -32,8 +32,6 @@ hypothesis: h
 base: {n_layers: 2}
 space: {weight_decay: [0.1]}
 seeds: [0, 1]
-tuning_seeds: [0]
-reuse_tuning_seeds: true
 tune: {lr: [0.001, 0.002, 0.004]}
 """
 

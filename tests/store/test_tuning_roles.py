@@ -55,7 +55,6 @@ def fill(results, depths=(12,), n_seeds=3):
                     summary = {"val_loss": loss(config), "tokens_trained": 10, "train_flops": 10.0, "params_total": 10}
                     make_run(results, config, {**summary, "params_active": 10})
     definition = {"name": "s", "question": "q", "hypothesis": "h", "tune": {"lr": list(RATES)}, "seeds": [0, 1, 2]}
-    definition |= {"tuning_seeds": [0], "reuse_tuning_seeds": True}
     (results / "sweep.yaml").write_text(yaml.safe_dump(definition))
     return results
 
