@@ -44,11 +44,11 @@ OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte", "val_accuracy")
 
 
 class Evidence:
-    """The cells of a store and their effects on one objective, the rows of the frame `effects`, a depth at a time; and
-    the runs behind them."""
+    """The cells of a store and their effects on one objective, the rows of the frame `effects`, a depth at a time, with
+    second looks where these are to be told; and the runs behind them."""
 
-    def __init__(self, cells: Cells) -> None:
-        self.cells, self.runs = cells, cells.runs
+    def __init__(self, cells: Cells, has_looks: bool = True) -> None:
+        self.cells, self.runs, self.has_looks = cells, cells.runs, has_looks
         self.results = result_rows(cells.runs)
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
         self.changes = self.cells.changes
@@ -65,7 +65,8 @@ class Evidence:
         """The effects at one depth, in the order of the frame."""
         if depth not in self._effects:
             cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
-            self._effects[depth] = as_records(with_second_looks(effects_frame(cells), cells))
+            frame = effects_frame(cells)
+            self._effects[depth] = as_records(with_second_looks(frame, cells) if self.has_looks else frame)
         return self._effects[depth]
 
     def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:

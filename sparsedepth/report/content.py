@@ -151,7 +151,7 @@ def _top(
     if shapes is not None and shapes.decides:
         table = table_of(dict.fromkeys(shapes.table.columns, ""), shapes.table.rows)
         return tuple(shapes_line(question, shapes) for question in OF_SHAPES), (table, shapes_lines(shapes)[0])
-    by_depth = None if found is None else best_by_depth(found)
+    by_depth = None if found is None else best_by_depth(found.cells)
     return tuple(_answers(runs, loss, card, cells, by_depth)), by_depth or table_of_models(store)
 
 

@@ -237,10 +237,9 @@ def front_of(ranking: Ranking) -> tuple[PageTable, str]:
     return table_of(columns, rows), f"{'Pareto front of ' * (len(names) > 1)}{', '.join(names)}: the best proposals"
 
 
-def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
+def best_by_depth(cells: Cells) -> tuple[PageTable, str] | None:
     """Of each depth the setting shown to be best, or the baseline, as its recipe has it; and the caption of the table.
     None where no setting was compared."""
-    cells = found.cells
     frame = setting_effects(cells)
     if cells.settings is None or not cells.is_measured:
         return None
@@ -257,6 +256,7 @@ def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     }
     parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
+    found = Evidence(cells, has_looks=False)
     recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
     of_baseline = depths_of(cells, cells.depths, {BASELINE}).cells
     rows = []
