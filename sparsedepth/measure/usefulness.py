@@ -207,10 +207,10 @@ def jointly_needed_layers(
 
 def add_span_rows(context: MeasureContext, rows: Measurements) -> None:
     """Two blocks replaced by one map: the first is left out, and the second is the map from its input."""
+    if context.probed.n_layers < 2:
+        return
     maps = fit_affine(context.probed, context.fit, span=2)
     forks = [{layer - 1: None, layer: affine} for layer, affine in enumerate(maps, start=2)]
-    if not forks:
-        return
     base_N, changed_NF = fork_losses(context.probed, context.scored, forks)
     added_NF, weight = changed_NF - base_N[:, None], context.scored.weight
     score = bootstrap(lambda *means: per_position(*means).mean(1), added_NF, weight, rng=context.rng())

@@ -43,6 +43,11 @@ def test_two_linear_blocks_are_one_map():
     assert found.summary["span_loss_added"] == pytest.approx(sum(added) / 3)
 
 
+def test_one_block_has_no_span():
+    model = HandMadeModel([residual_mlp(4, 1)], normal(40, 4))
+    assert found_by(add_span_rows, model, scored_text(TOKENS), integers(40, 40, 17)).summary == {}
+
+
 def test_spans_against_a_plain_loop():
     model, fit = Decoder(run_config(**FAMILIES["gqa_lns"])), integers(40, 60, 17)
     probed = ProbedDecoder(model)
