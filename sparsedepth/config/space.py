@@ -209,7 +209,7 @@ def _check_varied_once(sweep: Any) -> None:
     repeated |= {name for place in (*sweep.variants, *sweep.cells) for name in place if name in sweep.tune}
     repeated |= {name for place in sweep.variants for name in place if name in axes}
     solved = {sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free}  # of experts the width of one
-    solved |= {"d_model", "n_heads", "d_ff"} if sweep.same_params_blocks else set()
+    solved |= {"d_model", "n_heads", "d_ff", "d_expert"} if sweep.same_params_blocks else set()
     repeated |= {name for place in sweep.places() for name in place if name in solved}
     if repeated:
         raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")

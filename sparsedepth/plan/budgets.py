@@ -150,7 +150,9 @@ def _of_same_blocks(definition: SweepDefinition, cell: Cell, reference: RunConfi
 
     sizes, n_heads = [], 1
     while (least := params(n_heads, 1)) < target:
-        d_model, d_ff = n_heads * d_head, 1 + round((target - least) / (params(n_heads, 2) - least))
+        d_model = n_heads * d_head
+        widest = params(n_heads, 4 * d_model) - least  # of experts: d_expert has steps in d_ff, or is fixed
+        d_ff = 1 + round((target - least) * (4 * d_model - 1) / max(widest, 1))
         if d_model <= d_ff <= 4 * d_model and abs(params(n_heads, d_ff) / target - 1) <= definition.tolerance:
             sizes.append({"d_model": d_model, "n_heads": n_heads, "d_ff": d_ff})
         n_heads += 1

@@ -335,6 +335,15 @@ def test_a_width_is_solved_for_with_its_heads_and_feed_forward_part():
     assert {one.config.n_layers: one.config.d_model for one in found} == {8: 64, 4: 96, 16: 48, 32: 32}
 
 
+def test_a_width_is_solved_for_with_experts_whose_size_follows_in_steps():
+    base = {"d_model": 64, "n_heads": 4, "seq_len": 32, "batch_tokens": 512, "train_tokens": 2**19}
+    experts = {"n_experts": 4, "top_k": 2}
+    found = matches(**SHAPES, base=base, space={"n_layers": [8, 4]}, variants=[{}, experts])
+    target, *others = [cost(one.config).params_blocks for one in found]
+    assert others == pytest.approx([target] * 3, rel=0.01)
+    assert [one.config.n_experts for one in found] == [0, 0, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -343,6 +352,7 @@ def test_a_width_is_solved_for_with_its_heads_and_feed_forward_part():
         ({"free": "d_ff"}, r"must be \[params_blocks, flops\], \[width, train_tokens\]"),
         ({"matched": ["flops", "tokens"]}, r"must be \[params_blocks, flops\]"),
         ({"space": {"n_layers": [8, 4], "d_ff": [64, 128]}}, r"d_ff must vary in one place"),
+        ({"variants": [{}, {"n_experts": 4, "top_k": 2, "d_expert": 8}]}, r"d_expert must vary in one place"),
     ],
 )
 def test_a_width_that_cannot_be_solved_for_is_refused(changes, told):
