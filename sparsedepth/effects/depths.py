@@ -5,6 +5,7 @@
 A seed is one block over all depths, and the noise is that of each depth, moderated over depths. Budgets are training
 FLOPs; those within MATCHED of each other are one."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,9 +58,12 @@ class SettingDepths:
         return self.of.side(f"{depth} layers", self.cells[depth], outside)
 
     def lr_variance(self, depth: int) -> float:
-        """Of the results' mean about the outcome at the best lr."""
+        """Of the results' mean about the outcome at the best lr: by choosing it, or by carrying it there."""
         order, fitted = self.curves
-        return float(fitted.values.choice_C[order.index(depth)]) if fitted and depth in order else 0.0
+        if fitted and depth in order:
+            return float(fitted.values.choice_C[order.index(depth)])
+        regret = self.cells[depth].carry_regret if self.of.is_tuned and depth in self.cells else None
+        return 0.0 if regret is None or math.isnan(regret) else regret**2
 
 
 def depths_of(cells: Cells, depths: Sequence[Depth], names: Collection[str]) -> SettingDepths:

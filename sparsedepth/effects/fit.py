@@ -260,6 +260,15 @@ class CellRuns:
         return int(self.diverged_N[self.is_result_N].sum())
 
 
+def with_carrying(effect: Distribution, sides: Sequence[CellRuns]) -> Distribution:
+    """With the error of carrying lr to the shape of a side, where it is known: each side may lose by the regret that a
+    sweep has measured, independently of the others."""
+    regrets = [side.carry_regret for side in sides if side.carry_regret is not None]
+    if not regrets or np.isnan(regrets).any():
+        return effect
+    return effect.widened(max(regrets) * math.sqrt(len(sides)))
+
+
 def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
     parts: dict[tuple[Any, float], dict[int, float]] = {}
     for name, cell in cells.items():

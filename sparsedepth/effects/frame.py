@@ -24,7 +24,7 @@ import pandas as pd
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Depth
 from sparsedepth.effects.depths import depths_of
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of
+from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of, with_carrying
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.once import once
 from sparsedepth.quantities import sign
@@ -179,14 +179,10 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
 
 
 def _add_carrying(cells: Cells, row: Row, sides: Sequence[CellRuns]) -> None:
-    """The error of carrying lr to the shape of a side, where tuning chose by this outcome: each side may lose by the
-    regret that a sweep has measured, independently of the others."""
-    regrets = [side.carry_regret for side in sides if side.carry_regret is not None]
-    if not (regrets and cells.is_tuned):
-        return
-    row.fields["at"] = CARRIED_LR
-    if row.contrast is not None and not np.isnan(regrets).any():
-        row.contrast = row.contrast.widened(max(regrets) * math.sqrt(len(sides)))
+    """The error of carrying lr to the shape of a side, where tuning chose by this outcome."""
+    if cells.is_tuned and any(side.carry_regret is not None for side in sides):
+        row.fields["at"] = CARRIED_LR
+        row.contrast = row.contrast and with_carrying(row.contrast, sides)
 
 
 def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:

@@ -25,7 +25,7 @@ import pandas as pd
 
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of, depth_of
 from sparsedepth.effects.depths import SettingDepths, depths_of, with_budgets
-from sparsedepth.effects.fit import fit_of
+from sparsedepth.effects.fit import fit_of, with_carrying
 from sparsedepth.effects.verdict import Distribution, adjusted, withheld
 from sparsedepth.once import once
 from sparsedepth.quantities.levels import ALPHA
@@ -158,9 +158,10 @@ def _compared(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[flo
 def _comparison(depths: SettingDepths, deep: int, shallow: int) -> Comparison | None:
     if (found := depths.contrast(deep, shallow)) is None:
         return None
-    seeds = len(depths.cells[deep].results.keys() & depths.cells[shallow].results.keys())
-    sides = depths.side(deep), depths.side(shallow)
-    return Comparison(found.effect, seeds, withheld(found.effect.estimate, sides))
+    cells = [depths.cells[depth] for depth in (deep, shallow)]
+    effect = with_carrying(found.effect, cells) if depths.of.is_tuned else found.effect
+    seeds = len(cells[0].results.keys() & cells[1].results.keys())
+    return Comparison(effect, seeds, withheld(effect.estimate, (depths.side(deep), depths.side(shallow))))
 
 
 def _judged(compared: Mapping[int, Mapping[float, Mapping[int, Comparison]]]) -> dict[int, dict[float, Judged]]:

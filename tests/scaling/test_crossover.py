@@ -9,6 +9,7 @@ from support.runs_frame import config_of, runs_frame
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import depth_effects
 from sparsedepth.scaling.crossover import Crossover, crossovers as crossovers_of_cells
+from sparsedepth.scaling.points import lr_choices
 from sparsedepth.words.scaling import crossover_text
 
 
@@ -243,3 +244,21 @@ def test_effects_compare_depths_at_a_budget_of_both_though_one_has_a_larger_one(
     assert effect["basis"] == "flops" and effect["estimate"] == pytest.approx(0.1, abs=0.02)
     (found,) = crossovers_of_cells(cells_of(cells.runs, "val_loss", every_budget=True))
     assert found.estimate == pytest.approx(effect["estimate"], rel=1e-6) and found.budget == 4e12
+
+
+def test_lr_that_was_carried_is_as_uncertain_as_in_effects():
+    """6 layers are tuned, 12 and 24 have their lr at a regret of .05: sqrt(2) of it is more than a gain of .05."""
+    noise, runs = np.random.default_rng(0), []
+    for n_layers, loss in ((6, 3.0), (12, 2.95), (24, 2.9)):
+        role = {"tuning": "best"} if n_layers == 6 else {"tuning": "carried", "carry_regret": 0.05}
+        tried = [(lr, 101, {"tuning": "tuning" if lr == 2e-3 else "rejected"}) for lr in (1e-3, 2e-3, 4e-3)]
+        for lr, seed, own in [*[(2e-3, seed, role) for seed in range(5)], *(tried if n_layers == 6 else [])]:
+            value = loss + 0.02 * np.log2(lr / 2e-3) ** 2 + noise.normal(0, 0.005)
+            facts = {"val_loss": value, "train_flops": 1e12, "tuned_fields": "lr", "tuned_by": "val_loss"}
+            runs.append((config_of(n_layers=n_layers, lr=lr, seed=seed), facts | own))
+    cells = cells_of(runs_frame(runs), "val_loss")
+    found, effect = crossovers_of_cells(cells)[0], depth_effects(cells).iloc[0]
+    assert (found.verdict, effect["verdict"]) == ("not known", "not shown")
+    assert (found.lo, found.hi) == pytest.approx((effect["lo"], effect["hi"]))
+    variances = lr_choices(cells).loc[cells.rows.loc[cells.rows["n_layers"] > 6, "run_id"], "lr_variance"]
+    assert variances.tolist() == pytest.approx([0.05**2] * 10)
