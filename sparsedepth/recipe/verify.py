@@ -39,6 +39,7 @@ from sparsedepth.recipe.card import (
 )
 from sparsedepth.recipe.choose import Evidence, changed_config, derive
 from sparsedepth.store.schema import plain
+from sparsedepth.store.setting import BUDGET
 from sparsedepth.words.recipe import held_out_text, in_sample_text
 
 Answer = tuple[Literal["passed", "failed", "not run"], str]
@@ -193,6 +194,8 @@ def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seed
     first = next(iter(configs.values()))
     shared = first.model_dump(mode="json", exclude={"seed", "allow", *fields, *tune}, exclude_none=True)
     allow = sorted({name for config in configs.values() for name in config.allow})
+    # Tokens that were solved for are equal in FLOPs, those of two settings together about so.
+    matched = {"matched": "flops", "tolerance": 0.1} if BUDGET in fields else {}
     return {
         "name": name,
         "question": question,
@@ -201,6 +204,7 @@ def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seed
         "base": {**shared, "allow": allow},
         "cells": [config.model_dump(mode="json", include=set(fields)) for config in configs.values()],
         "seeds": fresh_seeds(card, n_seeds),
+        **matched,
         **({"tune": tune, "tuning_seeds": [1000 + seed for seed in fresh_seeds(card, 3)]} if tune else {}),
     }
 

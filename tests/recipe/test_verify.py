@@ -11,6 +11,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import cells_of
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.recipe.build_card import derive_card, trials_of, with_trial
 from sparsedepth.recipe.card import recipe_table, write_card
 from sparsedepth.recipe.choose import Evidence, derive
@@ -63,6 +64,14 @@ def test_a_verification_confirms_the_recipe_and_tells_which_change_is_needed(car
     assert (card.version, after.version) == (1, 2) and fresh_seeds(after, 3) == [6, 7, 8]
     fresh = {test.name: (test.outcome, test.text) for test in after.tests}["fresh seeds"]
     assert fresh == ("passed", "confirmed on seeds 3, 4, 5")
+
+
+def test_a_recipe_at_equal_flops_can_be_run_though_its_tokens_differ():
+    fewer = {**LNS, "train_tokens": 8192 * 255}
+    card = derive_card(cells([({}, 3.0), (fewer, 2.9)]), matched="flops")
+    assert card.recipe.changes[0].values == fewer
+    planned = Plan(build(SweepDefinition, verification_fields(card, 3), "verification")).configs().values()
+    assert [one.train_tokens for one in planned] == [8192 * 256, 8192 * 255] * 3
 
 
 def test_three_changes_are_left_out_one_by_one():
