@@ -159,9 +159,10 @@ class SweepDefinition(Tuned):
 
     @check
     def _check_tuning_seeds(self) -> None:
-        for name in self.tune_at:
+        for name, value in self.tune_at.items():
             role = roles(RunConfig).get(name)  # an unknown name is told with those of other parts
-            if role and (name in self.tune or not role.touches("shapes", "batch")):
+            is_open = name == "preset" or value is None  # runs have the sizes that follow
+            if is_open or (role and (name in self.tune or not role.touches("shapes", "batch"))):
                 raise ValueError(f"tune.at.{name}: at is a shape, such as {{n_layers: 12, d_model: 64}}; leave it out")
         if (self.tune_at or self.carry_regret) and not (self.tune and self.tune_at):
             raise ValueError("tune.at, and with it carry_regret, need values: tune: {at: {n_layers: 12}, lr: [...]}")

@@ -144,6 +144,8 @@ def test_the_measured_regret_widens_every_interval_of_carried_runs(tmp_path):
         ({"tune": {"at": {"n_layers": 2, "d_model": 32}, "lr": RATES}}, r"heads of 8 channels from 16.*n_heads"),
         ({"tune": {"at": {"n_layer": 2}, "lr": RATES}}, r"tune\.at: unknown key 'n_layer'.*n_layers"),
         ({"tune": {"at": {"weight_decay": 0.2}, "lr": RATES}}, r"tune\.at\.weight_decay: at is a shape"),
+        ({"tune": {"at": {"preset": "llama-60m"}, "lr": RATES}}, r"tune\.at\.preset: at is a shape"),
+        ({"tune": {"at": {"n_layers": 2, "d_ff": None}, "lr": RATES}}, r"tune\.at\.d_ff: at is a shape"),
         ({"tune": {"at": {"n_layers": 2}}}, r"tune\.at, and with it carry_regret, need values"),
         ({"tune": {"lr": RATES}, "carry_regret": 0.01}, r"tune\.at, and with it carry_regret, need values"),
     ],
