@@ -47,7 +47,8 @@ def group_of(name: str) -> str:
 def _pairs(values: Any) -> Any:
     """A mapping, or the pairs that a store has of it, as sorted pairs."""
     pairs = values.items() if isinstance(values, dict) else values
-    if not isinstance(values, dict | list | tuple) or not all(len(pair) == 2 for pair in pairs):
+    is_mapping = isinstance(values, dict | list | tuple)
+    if not is_mapping or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ValueError("must map groups of parameters to multiples of lr, as in {embed: 2, residual_scalars: 0.01}")
     if unknown := [name for name, _ in pairs if name not in GROUPS]:
         raise ValueError(f"{unknown[0]!r} is no group; {did_you_mean(str(unknown[0]), GROUPS, ', '.join(GROUPS))}")

@@ -77,6 +77,7 @@ def test_one_mapping_is_one_run_in_any_order_and_the_default_is_none():
         ({"lr_of": {"embde": 2}}, r"embde.*did you mean 'embed'"),
         ({"lr_of": {"embed": 0}}, r"lr_of"),
         ({"lr_of": 3}, r"lr_of=3 .*must map groups of parameters to multiples of lr"),
+        ({"lr_of": [2]}, r"lr_of=\[2\] .*must map groups of parameters to multiples of lr"),
         ({"lr_of": {"head": 2}, "tie_embeddings": True}, r"lr_of\.head is of parameters that this model does not have"),
     ],
 )
