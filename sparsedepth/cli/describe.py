@@ -72,10 +72,8 @@ def init(
     write_text(path, text)
     command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map", "models": "measure --models"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
-    print(
-        f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out "
-        f"results/my-{'runs' if kind == 'run' else kind}"
-    )
+    name = like or ("ladder" if ladder else "runs" if kind == "run" else kind)
+    print(f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out results/my-{name}")
 
 
 def metrics(

@@ -102,6 +102,7 @@ def test_the_template_beats_its_bigram_table_and_answers_about_depth(tmp_path):
 @pytest.mark.parametrize(("kind", "name"), [("sweep", "depth"), ("import", "gemstones")])
 def test_init_copies_an_example(kind, name, tmp_path, capsys):
     init(kind, tmp_path / "mine.yaml", like=name)
+    assert capsys.readouterr().out.endswith(f" --out results/my-{name}\n")
     own = yaml.safe_load((tmp_path / "mine.yaml").read_text())
     assert kind_of(own) == kind and ("name" not in own or own["name"] == name)
     with pytest.raises(ValueError, match="did you mean 'quickstart'"):
@@ -121,6 +122,8 @@ def test_examples_are_whole_files():
 def test_a_ladder_has_budgets_that_double_by_one_dial(tmp_path, capsys):
     """8, 9, 10 layers of 4 times the width, 32, 36, 40, in heads of 16, 18 or 20."""
     init("sweep", tmp_path / "mine.yaml", ladder=4)
+    advice = capsys.readouterr().out.splitlines()[-1].strip()
+    assert advice.endswith(" --out results/my-ladder") and advice in (tmp_path / "mine.yaml").read_text()
     (sizes,) = yaml.safe_load((tmp_path / "mine.yaml").read_text())["zip"]
     assert sizes["n_layers"] == [8, 9, 10, 11] and sizes["d_model"] == [32, 36, 40, 44]
     assert sizes["n_heads"] == [2, 2, 2, 2] and sizes["weight_decay"] == [0.1, 0.079, 0.064, 0.053]
