@@ -73,6 +73,12 @@ def test_everything_it_emits_can_be_built(path, scale):
         assert built_parameters(config) == cost(config).params_total
 
 
+def test_the_page_on_remedies_counts_those_of_its_scale():
+    (hour,) = (load(path, "hour") for path in FILES if path.stem == "depth_knobs")
+    page = (FILES[0].parents[2] / "docs/depth-knobs.md").read_text()
+    assert f"`hour` of today has {len(hour.variants) - 1} of them ({hour.cost.partition(' of ')[0]})" in page
+
+
 def _shallowest(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """Of the configurations that differ in depth alone, the first: depth repeats the layers."""
     first = sorted(configs, key=lambda config: -config.n_layers)
