@@ -115,15 +115,19 @@ COLUMNS: tuple[Column, ...] = (
 TASK_SCORES = f"""
 CREATE TABLE task_scores AS PIVOT (
     FROM (
-        SELECT run_id, eval_id, '{quantities.TASK_SCORE}' || task AS score, value,
+        SELECT run_id, eval_id, nullif(regexp_replace(task, '[^A-Z]', '', 'g'), '') AS capitals, value,
+            '{quantities.TASK_SCORE}' || task || if(min(task) OVER alike = max(task) OVER alike, '',
+                ' (capitals: ' || coalesce(capitals, 'none') || ')') AS score,
             row(n, -n_fewshot, task_hash, harness, max_len) AS way,
             row(count(*) OVER (PARTITION BY task, way), way) AS rank
         FROM evals WHERE run_id IS NOT NULL AND without IS NULL AND metric = 'acc' AND filter = 'none'
+        WINDOW alike AS (PARTITION BY lower(task))
     ) SELECT run_id, score, value, eval_id QUALIFY rank = max(rank) OVER (PARTITION BY score)
 ) ON score USING arg_max(value, eval_id) GROUP BY run_id
 """
 """The column 'acc:TASK' of each task for `runs`, by run_id. Of a task that was scored in several ways (documents,
-examples, harness), the one that most runs share, then that of the most documents."""
+examples, harness), the one that most runs share, then that of the most documents. SQL takes names that differ in case
+alone as one: such list their capitals, as 'acc:ARC (capitals: ARC)' and 'acc:arc (capitals: none)'."""
 
 
 def eval_folder(results: Path, key: EvaluationKey) -> Path:

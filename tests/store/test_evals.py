@@ -134,6 +134,17 @@ def test_accuracies_are_quantities_of_runs(tmp_path):
             cells_of(store.frame("select * from runs"), "acc:other")
 
 
+def test_tasks_that_differ_in_case_alone_have_columns_that_say_which(tmp_path):
+    run = make_run(tmp_path, config_of(), {"val_loss": 2.0})
+    for share, task in ((0.25, "ARC"), (0.5, "arc"), (0.75, "other")):
+        results = [{"metric": "acc", "filter": "none", "value": share, "stderr": 0.1, "higher_is_better": True}]
+        save_evaluation(tmp_path, evaluation(run_id=run.name, task=task, results=results))
+    with open_store(tmp_path) as store:
+        (record,) = store.sql("select * from runs").records()
+    scores = {name: value for name, value in record.items() if name.startswith("acc:")}
+    assert scores == {"acc:ARC (capitals: ARC)": 0.25, "acc:arc (capitals: none)": 0.5, "acc:other": 0.75}
+
+
 def test_two_models_are_compared_question_by_question():
     """Of 10 questions the second model gains 4 and loses 1: .3, with the interval of Agresti and Min."""
     answers = [{"metric": "acc", "filter": "none", "correct": correct} for correct in ("1110000000", "1101111000")]
