@@ -8,7 +8,7 @@ Against lr all settings are drawn; a point is the mean over the seeds that every
 that tuning chose, or without tuning that of the lowest loss; a cross instead if it is the lowest or highest tried."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -365,7 +365,13 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
     entries = [("o", rates_marked(points)), *[("x", "at the end of the grid")] * ("edge" in {*points["role"]})]
     handles = [line_handle(label, (GREY, mark, ""), markersize=9, markerfacecolor="none") for mark, label in entries]
     text = rates_caption(points, n_beyond)
-    return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
+    drawing = lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles)
+
+    def of_panels(names: Collection[str]) -> Drawing:
+        assert drawing.of_panels is not None
+        return replace(drawing.of_panels(names), data=points[points["panel"].astype(str).isin(names)])
+
+    return replace(drawing, data=points, of_panels=of_panels)
 
 
 def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.DataFrame) -> None:

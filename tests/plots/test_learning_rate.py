@@ -38,6 +38,13 @@ def test_best_and_edge():
     assert marks_explained(runs[runs["setting"] == "baseline"]) == ["lowest"]
 
 
+def test_a_panel_that_was_asked_for_has_the_numbers_of_the_whole():
+    """Also the intervals, which are in the data alone."""
+    drawing = by_rate(made({"lr": RATES, "seed": [0, 1, 2]}))
+    assert drawing.data["lo"].notna().all()
+    pd.testing.assert_frame_equal(drawing.of_panels(["4"]).data, drawing.data)
+
+
 def marks_explained(runs):
     (legend,) = by_rate(runs).page().legends
     return [text.get_text() for text in legend.get_texts()][runs["setting"].nunique() :]
