@@ -43,14 +43,16 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from estimate import Estimate, estimate
 from scipy.special import stdtrit
 from script import run_script
 
-from sparsedepth.config.task import SOLVED
+from sparsedepth.config.task import IGNORED, SOLVED, task_name
 from sparsedepth.files import write_bytes
+from sparsedepth.store.packs import find_runs
 from sparsedepth.store.parquet import table_bytes
 from sparsedepth.words.plain_text import counted
 
@@ -103,7 +105,6 @@ class Trial:
     tau: Estimate
     """Over seeds."""
     p: float
-    is_constant: bool
     verdict: Verdict
 
 
@@ -148,8 +149,7 @@ def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -
     tau = _within_bounds(estimate(taus, least_sd))
     p = float((1 + (null_P >= np.mean(taus) - 1e-12).sum()) / (1 + N_ORDERS))
     verdict = "constant" if is_constant else _verdict(tau, p)
-    facts: dict[str, Any] = {"score": score, "comparison": comparison, "n_layers": n_layers}
-    return Trial(**facts, tau=tau, p=p, is_constant=is_constant, verdict=verdict)
+    return Trial(score=score, comparison=comparison, n_layers=n_layers, tau=tau, p=p, verdict=verdict)
 
 
 def _within_bounds(tau: Estimate) -> Estimate:
@@ -186,7 +186,7 @@ def _verdict(tau: Estimate, p: float, n_comparisons: int = 1) -> Verdict:
 
 def overall(of_score: list[Trial]) -> Verdict:
     """One verdict from all comparisons."""
-    tested = [trial for trial in of_score if not trial.is_constant]
+    tested = [trial for trial in of_score if trial.verdict != "constant"]
     verdicts = {_verdict(trial.tau, trial.p, len(tested)) for trial in tested}
     return min(verdicts, key=["does not follow", "follows", "undecided"].index, default="undecided")
 
@@ -211,8 +211,6 @@ def read(results: Path) -> list[Row]:
 def measure(results: Path) -> None:
     """Measure every run of a task of known depth in the results folder, by need, into its table. The table is complete
     after each run; the same command continues with the missing runs."""
-    from sparsedepth.store.packs import find_runs
-
     folders = sorted(run.folder for part in find_runs([results]) if part.pack is None for run in part.runs)
     rows = read(results) if (results / TABLE).is_file() else []
     measured = {row.run_id for row in rows}
@@ -229,7 +227,6 @@ def write(rows: Iterable[Row], results: Path) -> None:
 
 
 def _by_need(folder: Path) -> Iterator[Row]:
-    from sparsedepth.config.task import task_name
     from sparsedepth.data.tasks.stream import TaskSource
     from sparsedepth.measure.suite import measure_run
     from sparsedepth.probe.load import load_model
@@ -273,8 +270,6 @@ class _Scored:
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Any:
         """Enough sequences that those with one number of hops have about n_tokens."""
-        from sparsedepth.config.task import IGNORED
-
         is_k_hop = self.config.task_group is None
         n_kinds = self.config.max_hops - self.config.min_hops + 1 if is_k_hop else 1
         drawn = self.source.held_out(seq_len, n_kinds * n_tokens, n_kinds * skip_tokens)
@@ -300,7 +295,7 @@ def report(all_trials: list[Trial]) -> Iterator[str]:
                 f"    {trial.comparison}, {depth}: {trial.verdict}; tau {trial.tau}, "
                 f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
-    n_tested = sum(not trial.is_constant for trial in all_trials)
+    n_tested = sum(trial.verdict != "constant" for trial in all_trials)
     yield (
         f"{n_tested} comparisons: by chance at most about {FOLLOWS * n_tested:.1f} are 'follows'; "
         "a score's verdict is corrected for the number of its comparisons (Bonferroni)"
@@ -322,8 +317,6 @@ ACROSS = "#444444"
 
 def _draw(rows: list[Row], all_trials: list[Trial], path: Path) -> None:
     """Scores against the need, one line per model; every tau with its interval, also in the .csv."""
-    import pandas as pd
-
     from sparsedepth.plots.page import Drawing, check_path, write as write_figure
 
     check_path(path)
@@ -349,14 +342,12 @@ def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
     grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.4, 1, 1, 1))
     for row_index, panel in enumerate(PANELS):
         _draw_needs(page.add_subplot(grid[row_index, 0]), panel, rows, colours)
-    verdicts: dict[str, list[Verdict]] = {}
-    for trial in all_trials:
-        verdicts.setdefault(trial.score, []).append(trial.verdict)
-    tested = [score for score in SCORES if any(verdict != "constant" for verdict in verdicts.get(score, ()))]
-    scores = sorted(tested, key=lambda score: -_rate(verdicts[score]))
+    tested = [trial for trial in all_trials if trial.verdict != "constant"]
+    verdicts = {score: [trial.verdict for trial in tested if trial.score == score] for score in SCORES}
+    scores = sorted(filter(verdicts.get, SCORES), key=lambda score: -np.mean(np.array(verdicts[score]) == "follows"))
     forests = [page.add_subplot(grid[:, 1 + row_index]) for row_index in range(len(COMPARISONS))]
     for axes, comparison in zip(forests, COMPARISONS, strict=True):
-        _draw_taus(axes, comparison, scores, all_trials, colours)
+        _draw_taus(axes, comparison, scores, tested, colours)
     forests[0].set_yticks(range(len(scores)), [textwrap.fill(score.replace("_", " "), 22) for score in scores])
     forests[1].set_xlabel("Kendall's tau of score and need: 1 if the score always rises with the need")
     for row_index, score in enumerate(scores):
@@ -373,13 +364,8 @@ def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
     return page
 
 
-def _rate(verdicts: Sequence[Verdict]) -> float:
-    return verdicts.count("follows") / (len(verdicts) - verdicts.count("constant"))
-
-
 def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours: Colours) -> None:
     """A score of every model against the need of the positions it was measured on."""
-    import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
     comparison, score, need = panel
@@ -394,13 +380,11 @@ def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _draw_taus(axes: Any, comparison: str, scores: list[str], all_trials: list[Trial], colours: Colours) -> None:
+def _draw_taus(axes: Any, comparison: str, scores: list[str], tested: list[Trial], colours: Colours) -> None:
     """One row per score, with a marker for each depth and one across depths."""
     for row_index, score in enumerate(scores):
-        of_score = [trial for trial in all_trials if (trial.score, trial.comparison) == (score, comparison)]
+        of_score = [trial for trial in tested if (trial.score, trial.comparison) == (score, comparison)]
         for offset, trial in zip(np.linspace(-0.3, 0.3, len(of_score)), of_score, strict=True):
-            if trial.is_constant:
-                continue
             colour = ACROSS if trial.n_layers is None else colours[trial.n_layers]
             marker = "D" if trial.n_layers is None else "o"
             face = colour if trial.verdict == "follows" else "white"
