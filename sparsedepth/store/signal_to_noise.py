@@ -1,10 +1,11 @@
 """How well each quantity tells configurations apart from seeds (Signal and Noise, 2508.13144).
 
-One-way analysis of variance at equal n_layers, pooled over depths: configurations i with n_i >= 2 seeds,
+One-way analysis of variance at equal n_layers, pooled over depths: configurations i with n_i >= 2 seeds, each the mean
+of its runs, as from several start weights:
 
     noise^2   MS_within: the variance between the seeds of a configuration
     signal^2  (MS_between - MS_within) / n0, at least 0: the variance between true means, without what noise adds to it
-    n0        (N - sum n_i^2 / N) / (k - 1) for the k configurations and N runs of a depth, averaged with weights k - 1
+    n0        (N - sum n_i^2 / N) / (k - 1) for the k configurations and N seeds of a depth, averaged with weights k - 1
 
     signal_to_noise    signal / noise, s
     decision_accuracy  1/2 + arctan(s) / pi: the expected share of pairs of configurations that one seed of each puts in
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 QUESTION = "which quantity tells configurations of equal depth apart best, compared with its noise between seeds?"
 COLUMNS = (
-    *("quantity", "configurations", "runs", "signal", "noise", "signal_to_noise", "decision_accuracy", "lo", "hi"),
+    *("quantity", "configurations", "seeds", "signal", "noise", "signal_to_noise", "decision_accuracy", "lo", "hi"),
     *("seeds_for_90pct", "degenerate"),
 )
 EXPLAINED = (
@@ -86,23 +87,25 @@ def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
     names are those of the formulas above."""
     import numpy as np
 
-    values = runs[["n_layers", "cell_id"]].assign(value=runs[quantity.name].astype(float)).dropna()
+    unit = runs["seed"].astype(object).fillna(runs["run_id"])
+    values = runs[["n_layers", "cell_id"]].assign(unit=unit, value=runs[quantity.name].astype(float)).dropna()
     if quantity.is_ratio or quantity.scale == "log":
         values = values[values["value"] > 0].assign(value=lambda positive: np.log(positive["value"]))
-    cells = values.groupby(["n_layers", "cell_id"])["value"].agg(n="count", mean="mean", variance="var").reset_index()
+    seeds = values.groupby(["n_layers", "cell_id", "unit"])["value"].mean()
+    cells = seeds.groupby(["n_layers", "cell_id"]).agg(n="count", mean="mean", variance="var").reset_index()
     cells = cells[cells["n"] >= 2]
     cells = cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
     depth = cells["n_layers"]
     n = cells["n"]
-    n_runs = n.groupby(depth).sum()
-    depth_mean = depth.map((n * cells["mean"]).groupby(depth).sum() / n_runs)
-    df_between = len(cells) - len(n_runs)
+    n_seeds = n.groupby(depth).sum()
+    depth_mean = depth.map((n * cells["mean"]).groupby(depth).sum() / n_seeds)
+    df_between = len(cells) - len(n_seeds)
     df_within = int((n - 1).sum())
     within = ((n - 1) * cells["variance"]).sum() / max(df_within, 1)
     if not within > 0:
         return None
     between = (n * (cells["mean"] - depth_mean) ** 2).sum() / df_between
-    n0 = (n_runs - (n**2).groupby(depth).sum() / n_runs).sum() / df_between
+    n0 = (n_seeds - (n**2).groupby(depth).sum() / n_seeds).sum() / df_between
     noise = math.sqrt(within)
     ratio = float(between / within)
     ratios = (ratio, *_ratio_interval(ratio, df_between, df_within))
@@ -110,7 +113,7 @@ def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
     return {
         "quantity": quantity.name,
         "configurations": len(cells),
-        "runs": int(n.sum()),
+        "seeds": int(n.sum()),
         "signal": estimate * noise,
         "noise": noise,
         "signal_to_noise": estimate,

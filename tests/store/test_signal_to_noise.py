@@ -35,13 +35,26 @@ def answer(*arguments):
 def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
     """Means 2 and 6, both variances 2: MS_between 16, MS_within 2, n0 2, so signal^2 = (16 - 2) / 2 = 7."""
     row = answer(tmp_path, {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]})
-    assert (row["configurations"], row["runs"]) == (2, 4)
+    assert (row["configurations"], row["seeds"]) == (2, 4)
     assert row["signal"] == pytest.approx(math.sqrt(7)) and row["noise"] == pytest.approx(math.sqrt(2))
     assert row["signal_to_noise"] == pytest.approx(math.sqrt(3.5))
     assert row["decision_accuracy"] == pytest.approx(0.5 + math.atan(math.sqrt(3.5)) / math.pi)
     assert row["seeds_for_90pct"] == 3  # tan(0.4 pi)^2 / 3.5 = 9.47 / 3.5 = 2.7
     # F = 8 is not significant with 1 and 2 degrees of freedom (95%: 38.5), and far above the lower quantile, .0013.
     assert row["lo"] == 0.5 and row["hi"] > 0.98
+
+
+def test_runs_of_one_seed_from_several_start_weights_count_once(tmp_path):
+    """Their mean does: the values are those by hand, 1, 3 and 5, 7."""
+    for decay, mean in ((0.0, 2.0), (0.1, 6.0)):
+        for seed in (0, 1):
+            for start in (-0.5, 0.0, 0.5):
+                of = {"start_weights": f"{2 * start + 1:012.0f}", "start_cell": "a" * 12}
+                config = RunConfig(n_layers=12, weight_decay=decay, seed=seed, **of)
+                make_run(tmp_path, config, {"val_loss": mean + 2 * seed - 1 + start})
+    with open_store(tmp_path) as store:
+        (row,) = (row for row in signal_to_noise.answer(store).records() if row["quantity"] == "val_loss")
+    assert (row["configurations"], row["seeds"]) == (2, 4) and row["noise"] == pytest.approx(math.sqrt(2))
 
 
 def test_of_the_branches_of_a_trunk_the_longest_counts(tmp_path):
@@ -54,7 +67,7 @@ def test_of_the_branches_of_a_trunk_the_longest_counts(tmp_path):
                 make_run(tmp_path, RunConfig(n_layers=12, weight_decay=decay, **wsd), {"val_loss": value})
     with open_store(tmp_path) as store:
         (row,) = (row for row in signal_to_noise.answer(store).records() if row["quantity"] == "val_loss")
-    assert (row["configurations"], row["runs"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
+    assert (row["configurations"], row["seeds"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
 
 
 def test_runs_that_only_tuned_are_no_configurations(tmp_path):
@@ -69,7 +82,7 @@ def test_runs_that_only_tuned_are_no_configurations(tmp_path):
     (tmp_path / "sweep.yaml").write_text(json.dumps({**definition, "tuning_seeds": [101, 102], "seeds": [0, 1]}))
     with open_store(tmp_path) as store:
         (row,) = (row for row in signal_to_noise.answer(store).records() if row["quantity"] == "val_loss")
-    assert (row["configurations"], row["runs"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
+    assert (row["configurations"], row["seeds"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
 
 
 def test_depths_are_pooled_and_not_compared_with_each_other(tmp_path):
@@ -77,7 +90,7 @@ def test_depths_are_pooled_and_not_compared_with_each_other(tmp_path):
     alone = {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]}
     deeper = {(24, decay): [value + 100 for value in values] for (_, decay), values in alone.items()}
     row = answer(tmp_path, alone | deeper)
-    assert row["signal"] == pytest.approx(math.sqrt(7)) and row["runs"] == 8
+    assert row["signal"] == pytest.approx(math.sqrt(7)) and row["seeds"] == 8
 
 
 def test_one_depth_agrees_with_one_way_analysis_of_variance(tmp_path):
@@ -99,7 +112,7 @@ def test_unequal_seeds_count_as_they_are_and_single_ones_not_at_all(tmp_path):
     values = {(12, 0.0): [-1.0, 1.0], (12, 0.1): [2.0, 4.0, 2.0, 4.0], (12, 0.2): [50.0], (24, 0.0): [9.0, 8.0]}
     row = answer(tmp_path, values)
     within = (2 + 4) / 4
-    assert (row["configurations"], row["runs"]) == (2, 6)
+    assert (row["configurations"], row["seeds"]) == (2, 6)
     assert row["signal"] == pytest.approx(math.sqrt((12 - within) * 3 / 8))
 
 
