@@ -74,6 +74,8 @@ def test_runs_of_one_seed_from_several_initial_models_count_once(tmp_path):
         make_run(tmp_path, RunConfig(n_layers=2, lr=lr, seed=seed, **start), {"val_loss": loss})
     with open_store(tmp_path) as store:
         assert rows(store, "best_per_depth", "lr", "seeds", "val_loss") == [(0.002, 2, 2.5)]
+        curve = rows(store, "lr_curves", "lr", "runs", "val_loss", "note")
+        assert curve == [(0.001, 12, pytest.approx(8 / 3), None), (0.002, 2, 2.5, "best, at the edge")]
         ((mean, sd),) = rows(store, "seed_noise", "val_loss", "val_loss_sd")[:1]
         assert (mean, sd) == (pytest.approx(8 / 3), pytest.approx(3**-0.5)) and mean == best(store).table.records()[1][
             "val_loss"
