@@ -42,8 +42,8 @@ REPEATS = {"params_active": "params_total", "val_loss_common": "val_loss"}
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
-NUMBER = re.compile(r"[x×]?([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: (?:[(±→]|->|to ).*)?")
-"""A number in front, such as 'x1.23 (1.04 to 1.46)'."""
+NUMBER = re.compile(r"(?![\da-f]{12}$)[x×]?([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: (?:[(±→]|->|to ).*)?")
+"""A number in front, such as 'x1.23 (1.04 to 1.46)'; no id, such as 903939903e73."""
 DECIMALS = re.compile(r"([x×+]?)-?\d+(?:\.(\d+))?")
 
 
@@ -103,7 +103,7 @@ def cell(value: Any) -> TableCell:
 
 
 def _aligned(cells: list[TableCell]) -> list[TableCell]:
-    """With the decimals that most of a unit need, where that leaves a digit that is not 0."""
+    """With the decimals that most of a unit need, where that leaves two digits from the first that is not 0."""
     shown = [(each, DECIMALS.fullmatch(each.text)) for each in cells]
     found: dict[str, list[int]] = {}
     for each, match in shown:
@@ -117,7 +117,8 @@ def _aligned(cells: list[TableCell]) -> list[TableCell]:
         for each, match in shown
     ]
     return [
-        each._replace(text=text) if re.search("[1-9]", text) else each for each, text in zip(cells, texts, strict=True)
+        each._replace(text=text) if re.search(r"[1-9]\.?\d", text) else each
+        for each, text in zip(cells, texts, strict=True)
     ]
 
 

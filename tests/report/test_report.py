@@ -199,6 +199,15 @@ def test_numbers_sort_as_numbers_and_stand_with_equal_decimals():
     assert [row[2].key for row in table.rows] == [1.2, 0.9, ""]
 
 
+def test_a_small_outlier_keeps_its_digits_and_an_id_is_a_text():
+    """To two decimals 0.0061 would be 0.01."""
+    ids = ("903939903e73", "123456789012", "0a0000000000", "000000000001", "00000000e001")
+    table = table_of({"size": "", "run_id": ""}, zip((12.34, 23.45, 34.56, 45.67, 0.0061), ids, strict=True))
+    assert [row[0] for row in texts(table)] == ["12.34", "23.45", "34.56", "45.67", "0.006100"]
+    assert [column.is_number for column in table.columns] == [True, False]
+    assert [row[1].key for row in table.rows] == [*ids]
+
+
 def test_columns_are_numeric_only_if_every_known_cell_is():
     table = table_of({"a": "", "b": ""}, [(1, "x"), (None, 2)])
     assert [column.is_number for column in table.columns] == [True, False]
