@@ -30,12 +30,11 @@ from sparsedepth.report.tables import (
     table_of_ladder,
     table_of_runs,
 )
-from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.shapes import shapes_answer
 from sparsedepth.scaling.speedup import Worths, ladder_of_store, worth
 from sparsedepth.store.best import Ranking, best
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.store.comparable_loss import COMMON, LOSSES, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
 from sparsedepth.store.saved_queries import answered

@@ -18,10 +18,9 @@ from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.recipe.judge_ladder import JudgedLadder
-from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.best import Ranking
-from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.comparable_loss import LOSSES, loss_of
 from sparsedepth.store.degeneracy import SCORES, Reason, reasons_by_run, score_rows
 from sparsedepth.store.setting import Settings
 from sparsedepth.store.tuning_roles import without_measured_models

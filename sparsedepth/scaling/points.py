@@ -25,7 +25,7 @@ from sparsedepth.effects.fit import CellRuns
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.once import once
 from sparsedepth.outside import SECONDS
-from sparsedepth.store.comparable_loss import DATA, loss_in
+from sparsedepth.store.comparable_loss import DATA, LOSSES, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.setting import BUDGET, only_tuning
@@ -37,7 +37,6 @@ COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
-LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
 Key = TypeVar("Key", float, tuple[bool, float])
 _TRUNK = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
 TRAINING = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {_TRUNK} ELSE run_id END)"

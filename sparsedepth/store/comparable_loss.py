@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Loss = Literal["val_loss", "val_loss_common"]
 OWN: Loss = "val_loss"
 COMMON: Loss = "val_loss_common"
+LOSSES = (OWN, COMMON, "val_bits_per_byte", "train_loss")
 DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
 """Fields between whose values losses are not comparable."""
 

@@ -1,7 +1,8 @@
 """Import a table of third-party training runs as a pack, with one record per row, by a map (`import.yaml`).
 
 All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
-listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error."""
+listed in `unknown_fields`): no default is filled in; a run whose loss is infinite diverged. Two rows that are equal in
+all mapped fields are an error."""
 
 import json
 import math
@@ -20,6 +21,7 @@ from sparsedepth.config.section import Mistakes
 from sparsedepth.files import atomic_folder, json_text, read_regular, write_bytes
 from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
+from sparsedepth.store.comparable_loss import LOSSES
 from sparsedepth.store.packs import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS, table_content
 from sparsedepth.store.stored_rows import read_rows, stored_run
@@ -174,7 +176,10 @@ def _values(
         constants[name] = dict.fromkeys(numbers, typed)
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, constants | fields
+    of_loss = {column for name in LOSSES if name in parsed for column in parsed[name].columns}
+    infinite = [f"coalesce(isinf(TRY_CAST({quoted(column)} AS DOUBLE)), false)" for column in of_loss]
+    diverged = dict(table.rows(" OR ".join(infinite) or "false", "texts"))
+    return kept, {"outcome": {n: "diverged" if diverged[n] else "ok" for n in numbers}} | constants | fields
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:

@@ -175,6 +175,19 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
             take_in(tmp_path / "two", rows)
 
 
+@pytest.mark.parametrize(
+    ("bits", "useful", "outcome"),
+    [("-inf", "1", "diverged"), ("1e999", "", "diverged"), ("", "1", "ok"), ("1", "inf", "ok")],
+)
+def test_an_infinite_loss_is_of_a_run_that_diverged_also_where_it_may_be_missing(tmp_path, bits, useful, outcome):
+    """What is not finite has no value; without a loss the run is not known to have diverged."""
+    table_map = MAP.replace("unit: bit}", "unit: bit, optional: true}")
+    take_in(tmp_path, (*ROWS[:2], f"b,4,8,0.001,10,200,B,{bits},{useful}"), table_map)
+    last = frame_of(tmp_path).iloc[-1]
+    assert last["outcome"] == outcome and pd.isna(last["val_loss"]) == (bits != "1")
+    assert pd.isna(last["usefulness"]) == (useful != "1")
+
+
 def test_na_is_a_missing_number_and_a_text(tmp_path):
     """norm: None is post, NA is missing; the last two rows share the cluster NA."""
     table_map = MAP.replace("{of: kind, values: {A: pre, B: post}}", "{of: kind, values: {A: pre, None: post}}")
