@@ -121,8 +121,8 @@ class Cells:
 
     def side(self, name: str, cell: "CellRuns", outside: float) -> Side:
         """What may withhold a verdict on a cell. `outside`: the probability that its optimum is beyond the lr tried."""
-        lr, edge = f"{self.field} {cell.lr:g}" if self.field else "", cell.edge if self.is_tuned else ""
-        return Side(name=name, lr=lr, edge=edge, outside=outside, diverged=cell.n_diverged)
+        own = f"{self.field} {cell.lr:g} is the {cell.edge}" if cell.edge else cell.edge_beside
+        return Side(name=name, edge=own if self.is_tuned else "", outside=outside, diverged=cell.n_diverged)
 
 
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
@@ -167,9 +167,15 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             "value": values_of(runs, outcome),
             "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
+            "edge_beside": "",
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
+    for name in tuned[1:]:
+        of_cell = runs.groupby([rows["n_layers"], rows["setting"]])[name]
+        for end, word in (("min", "lowest"), ("max", "highest")):
+            is_end = (runs[name] == of_cell.transform(end)) & (of_cell.transform("nunique") > 1)
+            rows.loc[is_end, "edge_beside"] = runs.loc[is_end, name].map(f"{name} {{:g}} is the {word}".format)
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
     of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
     return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
@@ -334,4 +340,5 @@ def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
         # Most runs, of these the lowest loss: the same choice for each outcome.
         cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
         cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "") if len(tried) > 1 else ""
+        cell.edge_beside = max(arrays["edge_beside"][chosen_N & (cell.lr_N == cell.lr)], default="")
     return cell

@@ -218,6 +218,9 @@ class CellRuns:
     lr: float = math.nan
     """The value chosen."""
     edge: str = ""
+    """'lowest' or 'highest', where it is that of all tried."""
+    edge_beside: str = ""
+    """'weight_decay 0.2 is the highest', of the first such of the other tuned fields."""
     was_tuned: bool = False
     """Whether its value is one that tuning chose, even if the others are not among these runs."""
     carry_regret: float | None = None

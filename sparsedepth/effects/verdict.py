@@ -102,10 +102,8 @@ class Side:
 
     name: str
     """'the setting' or 'the baseline'."""
-    lr: str = ""
-    """'lr 0.003'"""
     edge: str = ""
-    """'lowest' or 'highest', where the lr is that of all tried."""
+    """'lr 0.003 is the lowest', of a chosen value that is the lowest or highest tried."""
     outside: float = 0.0
     """The probability that the optimum lies beyond the values tried."""
     diverged: int = 0

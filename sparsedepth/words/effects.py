@@ -178,7 +178,7 @@ def beyond(side: "Side") -> str:
     """Why a side may have lost for its lr alone."""
     of = f"{side.name}'" if side.name.endswith("s") else f"{side.name}'s"
     if side.edge:
-        return f"{of} {side.lr} is the {side.edge} tried: its optimum may lie beyond"
+        return f"{of} {side.edge} tried: its optimum may lie beyond"
     return f"{of} optimum probably lies beyond the values tried"
 
 

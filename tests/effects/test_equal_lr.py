@@ -40,8 +40,8 @@ def world(rng: np.random.Generator, slope: float, effect: float = 0.0, n_layers:
 
 def cells_with(frame: pd.DataFrame) -> Cells:
     return Cells(
-        runs=frame, rows=frame, settings=None, outcome="residual_variance_last", unit="ln ratio", n_tuning=0,
-        tuned=("lr",), tuned_by=frozenset({"val_loss"}),
+        runs=frame, rows=frame.assign(edge_beside=""), settings=None, outcome="residual_variance_last",
+        unit="ln ratio", n_tuning=0, tuned=("lr",), tuned_by=frozenset({"val_loss"}),
     )  # fmt: skip
 
 

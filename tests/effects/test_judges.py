@@ -103,7 +103,7 @@ def depths_differ(world: World, n: int) -> np.ndarray:
                 "tuning": roles,
             }
             depths.append(pd.DataFrame(facts).assign(n_layers=n_layers))
-        rows = pd.concat(depths, ignore_index=True).assign(setting=BASELINE, diverged=False)
+        rows = pd.concat(depths, ignore_index=True).assign(setting=BASELINE, diverged=False, edge_beside="")
         rows["changes"] = [frozenset()] * len(rows)
         rows["role"] = np.where(rows["tuning"] == "best", "result", "tuning")
         known = {"settings": None, "outcome": "val_loss", "unit": "nat/token", "n_tuning": 0}

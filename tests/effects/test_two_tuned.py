@@ -44,6 +44,14 @@ def test_the_curve_of_lr_stays_where_weight_decay_was_tuned_too(decays):
     assert found["lr_part"] > found["seeds_part"] > 0 and found["seeds"] == 4
 
 
+@pytest.mark.parametrize(("decays", "end"), [((0.05, 0.1), "highest"), ((0.1, 0.2), "lowest"), ((0.05, 0.1, 0.2), "")])
+def test_a_second_field_at_the_end_of_its_grid_withholds_a_verdict_as_lr_does(decays, end):
+    runs = tuned(lambda c: loss(c) + 0.1 * math.log2(c.lr / 0.002) ** 2, (0.001, 0.002, 0.004), decays, (0.002, 0.1))
+    (found,) = (row for _, row in setting_effects(cells_of(runs, "val_loss")).iterrows())
+    withheld = f"the baseline's weight_decay 0.1 is the {end} tried: its optimum may lie beyond"
+    assert (found["verdict"], found["reason"]) == (("not shown", withheld) if end else ("lower", ""))
+
+
 @pytest.mark.parametrize("best", [0.0, 0.1])
 def test_a_rejected_value_is_no_result_where_0_was_tried(best):
     """At a rejected value the loss is .5 higher: no mean of results has any of it."""
