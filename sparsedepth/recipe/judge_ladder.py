@@ -25,7 +25,7 @@ COLUMNS = (
     *("smallest_budget", "at_smallest", "at_smallest_lo", "at_smallest_hi"),
     *("largest_budget", "at_largest", "at_largest_lo", "at_largest_hi"),
     *("beyond_budget", "beyond", "beyond_lo", "beyond_hi", "time_multiplier", "time_lo", "time_hi"),
-    *("reason", "baseline"),
+    *("reason", "time_reason", "baseline"),
 )
 
 
@@ -96,7 +96,7 @@ def _row(law: MultiplierLaw, found: Distribution, p: float, level: float, log_sp
             row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(_times, (at.estimate, *at.interval)), strict=True))
     timed = in_time(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
     row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": _times(detectable)}
-    row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
+    row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi, "time_reason": timed.reason}
     return row | {"verdict": "not shown" if not p < ALPHA else "better" if multiplier > 1 else "worse"}
 
 

@@ -252,7 +252,7 @@ def best_by_depth(cells: Cells) -> tuple[PageTable, str] | None:
         "gain": "against the baseline of this depth, with its 95% interval",
         "detectable": f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)",
         "training FLOPs": "relative to the baseline",
-        "time": "relative to the baseline, as measured: depends on the load of its machine",
+        "time": "relative to the baseline, as measured on a GPU; of a CPU it has other work in it",
     }
     parts = [f"What to use at each depth, by {cells.outcome}", baseline_text(cells.settings), budget_text(cells)]
     parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]

@@ -179,11 +179,11 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         if knob not in fields:
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         rows = rows[(rows["setting"] == BASELINE) | rows["changes"].map(lambda changes: knob in dict(changes))]
-    columns = ("run_id", "seed", BUDGET, "train_flops", "tokens_per_second", "device", "started", "outcome", *DATA)
-    runs = store.frame(
-        f"SELECT {', '.join(columns)}, {loss} AS loss, {TRAINING} AS training FROM runs LEFT JOIN (SELECT run_id, "
-        f"median(tokens_per_second) AS tokens_per_second FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT} "
-        f"AND train_flops IS NOT NULL"
+    columns = ("run_id", "seed", BUDGET, "train_flops", "device", "started", "outcome", *DATA)
+    runs = store.frame(  # on a CPU other work, and runs beside each other, change the speed
+        f"SELECT {', '.join(columns)}, {loss} AS loss, {TRAINING} AS training, CASE WHEN device NOT LIKE 'cpu%' THEN "
+        "speed END AS tokens_per_second FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS speed FROM "
+        f"curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT} AND train_flops IS NOT NULL"
     )
     runs = runs.fillna({"seed": -1}).astype({"train_flops": float, "loss": float}).merge(rows, on="run_id")
     return runs.join(lr_choices(cells), on="run_id", how="inner").drop(columns="changes").reset_index(drop=True)

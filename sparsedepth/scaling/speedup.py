@@ -4,7 +4,7 @@
     wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
 Of each setting at each depth one law holds for all budgets, each side at its optimum of lr (`points`). Speeds are
-those of runs of one seed on one kind of device, started within HOURS of each other."""
+those of runs of one seed on one kind of device but a CPU, started within HOURS of each other."""
 
 import math
 from collections import defaultdict
@@ -26,7 +26,7 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.plain_text import counted
-from sparsedepth.words.scaling import beyond_law, law_rejected
+from sparsedepth.words.scaling import NO_TIMES, beyond_law, law_rejected
 
 FARTHEST = 100.0
 """Times the largest budget, or below the smallest: a multiplier that reaches farther is none."""
@@ -37,7 +37,7 @@ NUMBERS = (
     *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
     *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
 )
-COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
+COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason", "time_reason")
 
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
@@ -232,6 +232,7 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
         reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
         numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
         told = {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
+        told["time_reason"] = timed.reason
         yield {BUDGET: at[BUDGET].max(), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True)), **told}
 
 
@@ -283,7 +284,7 @@ def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
 def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
     """The wall-clock multiplier, from ln of the speed of each seed; its interval has the errors of both factors."""
     if worth.multiplier is None or not len(speed_S):
-        return Speedup(multiplier=None)
+        return Speedup(multiplier=None, reason=NO_TIMES)
     middle = worth.multiplier * math.exp(speed_S.mean())
     n = len(speed_S)
     if worth.lo is None or worth.hi is None or n < 2:

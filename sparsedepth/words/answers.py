@@ -11,7 +11,7 @@ from sparsedepth.words.effects import interval_text, second_look_lines
 from sparsedepth.words.judge import ends_text, place_text, time_text, worth_text
 from sparsedepth.words.plain_text import counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
-from sparsedepth.words.scaling import flops_text, in_nats, multiplier_text, shapes_lines
+from sparsedepth.words.scaling import NO_TIMES, flops_text, in_nats, multiplier_text, shapes_lines
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -87,7 +87,7 @@ def ladder_line(question: str, record: Row) -> Line:
         worth: (f"{record['variant']}: {worth_text(record)}", verdict),
         size: ("Not known: fewer than three budgets", "not known"),
         beyond: ("Not known", "not extrapolated"),
-        cost: ("Both are compared at equal FLOPs; how fast they train was not measured", "counted"),
+        cost: (f"Both are compared at equal FLOPs; {NO_TIMES}", "counted"),
     }
     if drift is not None:
         answers[size] = ends_text(record), f"drift {'shown' if drift < ALPHA else 'not shown'}, p {drift:.2g}"

@@ -269,6 +269,8 @@ def _doubling_text(one: "Doubling") -> str:
 
 # A setting
 
+NO_TIMES = "times are not compared: speeds are unknown, of other hours or devices, or of CPUs with other work"
+
 
 def law_rejected(p: float | None) -> str:
     """Why a multiplier is not that of one law."""
@@ -327,5 +329,6 @@ def speedup_lines(found: "Multipliers") -> list[str]:
         "and of the choice of lr where it was tuned",
         fitted_table(found.table, ("seeds", "train_flops")).text,
         *(worth_sentence(*ends) for ends in found.at_ends),
+        *dict.fromkeys(last["time_reason"] for _, last in found.at_ends if last["time_reason"]),
         *(f"left out: {reason}" for reason in found.refused),
     ]

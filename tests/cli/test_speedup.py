@@ -8,6 +8,7 @@ from support.budget_results import FLOPS, budget_results
 from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.words.scaling import NO_TIMES
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,19 @@ def test_each_setting_is_worth_what_was_planted(results):
     assert "n_layers=16, depth_scale=lns: worth 1.3" in out and "times the compute (1." in out
     out, _ = sparsedepth("effects", results, "--as", "speedup", "--format", "csv")
     assert out.startswith("n_layers,setting,train_")
+
+
+def test_times_of_a_cpu_are_not_compared(results, tmp_path):
+    """Its runs are beside other work, and beside each other; what a setting is worth in compute stays."""
+    folder = budget_results(tmp_path, budgets=FLOPS[:3], device="cpu (x86_64)")
+    rows = json.loads(sparsedepth("effects", folder, "--as", "speedup", "--format", "json")[0])
+    assert {(row["time_multiplier"], row["time_reason"]) for row in rows} == {(None, NO_TIMES)}
+    assert all(row["multiplier"] == pytest.approx(1.3, rel=0.05) for row in rows)
+    out = " ".join(sparsedepth("effects", folder, "--as", "speedup")[0].split())
+    assert "times the time" not in out and "time_" not in out and out.count(NO_TIMES) == 1
+    for of, are_known in ((results, True), (folder, False)):
+        rows = json.loads(sparsedepth("effects", of, "--format", "json")[0])
+        assert all((row["time"] is not None) == are_known for row in rows if row["question"] == "setting")
 
 
 def test_a_recipe_says_what_its_settings_are_worth(results, tmp_path):

@@ -1,6 +1,7 @@
 """The page of a ladder: four answers and a table, by the numbers of `judge`; of shapes, those of `scaling depth`."""
 
 import numpy as np
+import pytest
 from support.made_up_runs import MANIFEST, make_run
 from support.report_pages import ladder
 from support.shape_ladders import shapes
@@ -12,7 +13,7 @@ from sparsedepth.scaling.shapes import shapes_answer
 from sparsedepth.scaling.speedup import ladder_of_store
 from sparsedepth.store.connection import open_store
 from sparsedepth.words.answers import OF_A_LADDER, OF_SHAPES, ladder_line
-from sparsedepth.words.scaling import shapes_lines
+from sparsedepth.words.scaling import NO_TIMES, shapes_lines
 
 
 def test_the_page_of_a_ladder_answers_what_it_is_worth(tmp_path):
@@ -54,7 +55,8 @@ def test_what_a_ladder_does_not_tell_is_said():
     assert ladder_line(OF_A_LADDER[3], timed).answer == "Worth 1.05 times the time (1.01 to 1.1)."
 
 
-def test_the_speed_of_a_ladder_is_compared_at_each_budget(tmp_path):
+@pytest.mark.parametrize("device", ["cuda (H200)", "cpu (x86_64)"])
+def test_the_speed_of_a_ladder_is_compared_at_each_budget_but_not_of_a_cpu(tmp_path, device):
     """LNS trains at 8/10, 9/10, 8/10 and 9/10 of the speed."""
     for size, depth in enumerate((4, 6, 8, 12)):
         for scale in ("none", "lns"):
@@ -62,10 +64,13 @@ def test_the_speed_of_a_ladder_is_compared_at_each_budget(tmp_path):
             speed = 1000.0 * (0.8 + 0.1 * (size % 2) if scale == "lns" else 1.0)
             curve = {"step": 10, "tokens": 81920, "tokens_per_second": speed}
             loss = {"val_loss": 3 - 0.3 * size - 0.05 * (scale == "lns"), "train_flops": 1e12 * 4**size}
-            make_run(tmp_path, config, loss, curves=[curve], manifest=MANIFEST)
+            make_run(tmp_path, config, loss, curves=[curve], manifest={**MANIFEST, "device": device})
     with open_store(tmp_path) as store:
         speeds = ladder_of_store(store).log_speeds["depth_scale=lns"]
         cost = content(store, [tmp_path]).answers[3]
+    if device.startswith("cpu"):
+        assert not len(speeds) and cost.answer == f"Both are compared at equal FLOPs; {NO_TIMES}."
+        return
     assert np.exp(speeds).tolist() == [0.8, 0.9, 0.8, 0.9]
     assert cost.answer.startswith("Worth 1.07 times the time (") and cost.verdict == "measured"
 

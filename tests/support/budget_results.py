@@ -18,7 +18,7 @@ FLOPS = (1e12, 2e12, 4e12, 8e12, 1.6e13)
 
 
 def budget_results(
-    folder: Path, budgets=FLOPS, seeds=(0, 1, 2), settings=("none", "lns"), rises=False, **fields
+    folder: Path, budgets=FLOPS, seeds=(0, 1, 2), settings=("none", "lns"), rises=False, device="cuda (H200)", **fields
 ) -> Path:
     """Tokens go with FLOPs; LNS trains at 8/10 of the speed."""
     for n_layers in (4, 16):
@@ -37,7 +37,8 @@ def budget_results(
                     loss += 0.0005 * ((7 * number + 3 * seed + n_layers + (scale == "lns")) % 5 - 2)
                     speed = {"step": 10, "tokens": 81920, "tokens_per_second": 800.0 if scale == "lns" else 1000.0}
                     summary = {"val_loss": loss, "train_flops": flops, "tokens_trained": tokens}
-                    make_run(folder, config, summary, curves=[speed], manifest=MANIFEST)
+                    manifest = {**MANIFEST, "device": device, "training_seconds": tokens / speed["tokens_per_second"]}
+                    make_run(folder, config, summary, curves=[speed], manifest=manifest)
     return folder
 
 
