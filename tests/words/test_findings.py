@@ -38,10 +38,10 @@ def test_multipliers_are_a_table_and_what_was_left_out():
         "hi": 1.06,
     }
     row |= dict.fromkeys(("time_multiplier", "time_lo", "time_hi"))
-    row |= {"law": "power law with drift", "p_drift": 0.001, "reason": ""}
+    row |= {"law": "power law with drift", "p_drift": 0.001, "reason": "", "time_reason": scaling.NO_TIMES}
     first = row | {"train_flops": 1.5e12, "multiplier": 1.25, "lo": 1.2, "hi": 1.3}
     lines = scaling.speedup_lines(Record(table=table, at_ends=[(first, row)], refused=["n_layers=4: 2 budgets"]))
-    assert "1.250  depth_scale=lns" in lines[1] and lines[3:] == ["left out: n_layers=4: 2 budgets"]
+    assert "1.250  depth_scale=lns" in lines[1] and lines[3:] == [scaling.NO_TIMES, "left out: n_layers=4: 2 budgets"]
     assert lines[2] == (
         "n_layers=12, depth_scale=lns: worth 1 times the compute (0.95 to 1.06) at 1.2e13 FLOPs, fading from 1.25 "
         "(1.2 to 1.3) at 1.5e12 (p 0.001)"
