@@ -167,20 +167,27 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             "value": values_of(runs, outcome),
             "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
-            "edge_beside": "",
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
     if "time" in rows and "device" in runs:  # other work on a CPU is in its times
         rows["time"] = rows["time"].where(~runs["device"].astype(str).str.startswith("cpu"))
-    for name in tuned[1:]:
-        of_cell = runs.groupby([rows["n_layers"], rows["setting"]])[name]
-        for end, word in (("min", "lowest"), ("max", "highest")):
-            is_end = (runs[name] == of_cell.transform(end)) & (of_cell.transform("nunique") > 1)
-            rows.loc[is_end, "edge_beside"] = runs.loc[is_end, name].map(f"{name} {{:g}} is the {word}".format)
+    rows["edge_beside"] = _edges(runs, [rows["n_layers"], rows["setting"]], tuned[1:])
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
     of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
     return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
+
+
+def _edges(runs: pd.DataFrame, cells: Sequence[pd.Series], names: Sequence[str]) -> pd.Series:
+    """'weight_decay 0.1 is the lowest', where a number of these fields is at the end of those that its cell tried."""
+    found = pd.Series("", runs.index)
+    for name in names:
+        values = pd.to_numeric(runs[name], errors="coerce")
+        of_cell = values.groupby([*cells])
+        for end, word in (("min", "lowest"), ("max", "highest")):
+            is_end = (values == of_cell.transform(end)) & (of_cell.transform("nunique") > 1)
+            found[is_end] = values[is_end].map(f"{name} {{:g}} is the {word}".format)
+    return found
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:

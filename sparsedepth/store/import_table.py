@@ -176,10 +176,15 @@ def _values(
         constants[name] = dict.fromkeys(numbers, typed)
     if mistakes:
         raise Mistakes(mistakes)
+    return kept, {"outcome": _outcomes(table, numbers, parsed)} | constants | fields
+
+
+def _outcomes(table: Table, numbers: Sequence[int], parsed: Mapping[str, Expression]) -> _Values:
+    """'diverged' of a row with an infinite loss."""
     of_loss = {column for name in LOSSES if name in parsed for column in parsed[name].columns}
     infinite = [f"coalesce(isinf(TRY_CAST({quoted(column)} AS DOUBLE)), false)" for column in of_loss]
     diverged = dict(table.rows(" OR ".join(infinite) or "false", "texts"))
-    return kept, {"outcome": {n: "diverged" if diverged[n] else "ok" for n in numbers}} | constants | fields
+    return {number: "diverged" if diverged[number] else "ok" for number in numbers}
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:

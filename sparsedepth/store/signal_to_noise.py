@@ -85,16 +85,7 @@ def _quantities(loss: str) -> list[Quantity]:
 def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
     """A quantity's columns but for `degenerate`; None without noise, or without two configurations of equal depth. The
     names are those of the formulas above."""
-    import numpy as np
-
-    unit = runs["seed"].astype(object).fillna(runs["run_id"])
-    values = runs[["n_layers", "cell_id"]].assign(unit=unit, value=runs[quantity.name].astype(float)).dropna()
-    if quantity.is_ratio or quantity.scale == "log":
-        values = values[values["value"] > 0].assign(value=lambda positive: np.log(positive["value"]))
-    seeds = values.groupby(["n_layers", "cell_id", "unit"])["value"].mean()
-    cells = seeds.groupby(["n_layers", "cell_id"]).agg(n="count", mean="mean", variance="var").reset_index()
-    cells = cells[cells["n"] >= 2]
-    cells = cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
+    cells = _configurations(quantity, runs)
     depth = cells["n_layers"]
     n = cells["n"]
     n_seeds = n.groupby(depth).sum()
@@ -122,6 +113,20 @@ def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
         "hi": _decision_accuracy(hi),
         "seeds_for_90pct": math.ceil((math.tan(math.pi * (_WANTED - 0.5)) / estimate) ** 2) if estimate else None,
     }
+
+
+def _configurations(quantity: Quantity, runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Those with two seeds or more, at depths with two or more: n_layers, cell_id, n seeds, their mean and variance."""
+    import numpy as np
+
+    unit = runs["seed"].astype(object).fillna(runs["run_id"])
+    values = runs[["n_layers", "cell_id"]].assign(unit=unit, value=runs[quantity.name].astype(float)).dropna()
+    if quantity.is_ratio or quantity.scale == "log":
+        values = values[values["value"] > 0].assign(value=lambda positive: np.log(positive["value"]))
+    seeds = values.groupby(["n_layers", "cell_id", "unit"])["value"].mean()
+    cells = seeds.groupby(["n_layers", "cell_id"]).agg(n="count", mean="mean", variance="var").reset_index()
+    cells = cells[cells["n"] >= 2]
+    return cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
 
 
 def _decision_accuracy(signal_to_noise: float) -> float:
