@@ -32,7 +32,8 @@ RESULTS = Path(__file__).parent.parent / "results"
 BUNDLE, LNS = "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns"
 EXPERTS, DECAY = "n_experts=8", "weight_decay=0.3"
 SCALARS = "residual_scalars=True, scalars_start=falling, lr_of={first_scalars: 10, residual_scalars: 0.1}"
-REMEDIES = (SCALARS, "gated_attention=channel", "value_residual=True", LNS, "loops=2")
+GATED, VALUES, MHC = "gated_attention=channel", "value_residual=True", "n_streams=4, stream_mixing=manifold"
+BOTH = SCALARS.replace("lr_of", f"{VALUES}, lr_of")
 COMPLETEP = "parametrisation=completep, base_width=32, base_depth=6"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
 COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting")
@@ -79,7 +80,10 @@ STATED = (
     *(Stated(7, folders, 12, setting)
       for folders in ("text_flops_trial_finer", TEXT_12_TRIALS) for setting in (LNS, DECAY)),
     Stated(7, "text_flops text_flops_shallow", 6, DECAY),
-    *(Stated(8, "remedies", 12, setting) for setting in REMEDIES),
+    *(Stated(8, "remedies_tuned", 12, setting) for setting in (SCALARS, VALUES, GATED, MHC, BOTH)),
+    Stated(8, "remedies_tuned", 12, VALUES, question="beside"),
+    *(Stated(8, "remedies_tuned", 12, setting, VARIANCE) for setting in (VALUES, GATED)),
+    *(Stated(8, "remedies", 12, setting) for setting in (LNS, "loops=2")),
     Stated(8, "lr_transfer_narrow", None, COMPLETEP, question="depth slope"),
 )  # fmt: skip
 
@@ -90,6 +94,7 @@ GROUPS = (
     ("text, width 64", TEXT_12, (12,)),
     ("text, width 64", TEXT_24, (24,)),
     ("text, 0.35 M in the blocks", "depth_shape", (8, 16, 32)),
+    ("text, width 48", "remedies_tuned", (12,)),
     ("text, width 48, lr carried", "remedies", (12,)),
     ("text, width 32, 4 to 12 layers", "lr_transfer_narrow", (4, 6, 8, 12)),
     ("task", "depth_study", (12, 32)),
