@@ -78,7 +78,7 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     rows = _placed(data, settings, [*colours])
     has_lr = rows["lr_change"].any()
     width = 2.35 + (1.5 + 1.3 * has_lr) / len(outcomes)  # with room for the names of settings, and for lr
-    most_lines = max(len(folded(name, 20).splitlines()) for name in settings) if paper_width() else 0
+    most_lines = max(len(folded(name, _letters()).splitlines()) for name in settings)
     of_setting = max(0.16 * max(2.2, len(colours) + 0.6), 0.13 * most_lines)
     if paper_width():  # a panel is at most a page
         n_further = len(settings) - len(settings := settings[: int(8.2 / of_setting)])
@@ -125,8 +125,13 @@ def _draw_effects(axis: Any, rows: pd.DataFrame, colours: dict[int, str]) -> Non
         axis.text(1.01, row.y, row.lr_change, fontsize=6.5, color=GREY, transform=at_end, va="center")
 
 
+def _letters() -> int:
+    """Of a line of a setting's name."""
+    return 20 if paper_width() else LONGEST
+
+
 def _label_settings(axis: Any, settings: Sequence[str]) -> None:
-    names = [escaped(folded(name, 20 if paper_width() else LONGEST)) for name in settings]
+    names = [escaped(folded(name, _letters())) for name in settings]
     axis.set_yticks(range(len(settings)), names, fontsize=6.5 if paper_width() else 7.5)
     axis.set_ylim(len(settings) - 0.5, -0.5)
     axis.grid(False, axis="y")

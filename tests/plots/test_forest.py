@@ -113,3 +113,15 @@ def test_different_lr_are_shown_next_to_the_variance(store):
         page = forest.page_of_effects(data.assign(lr=0.006, lr_baseline=before), [12, 24])
         assert ("0.003 → 0.006" in [text.get_text() for text in page.axes[0].texts]) == is_named
         assert ("changes residual variance" in " ".join(page.get_supxlabel().split())) == is_named
+
+
+def test_names_of_many_lines_do_not_lie_over_another(store):
+    data = forest.effects(store).data
+    scalars = "residual_scalars=True, scalars_start=falling, lr_of={first_scalars: 10, residual_scalars: 0.1}, "
+    data = data.assign(setting=scalars + data["setting"])
+    page = render(lambda: forest.page_of_effects(data, [12, 24])).page
+    page.canvas.draw()
+    labels = page.axes[0].get_yticklabels()
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(boxes) == 3 and min(len(label.get_text().splitlines()) for label in labels) > 3
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
