@@ -51,6 +51,8 @@ MOST_LINES, MOST_BANDS = 4, 2
 each has a panel, with the first one and the others in the background."""
 MOST_BARS = 8
 """Points of a line whose intervals are bars."""
+LOW_LABEL = 22
+"""Characters of a line of a vertical axis's label in the low panels of settings apart: longer ones reach the legend."""
 MOST_LAYERS = 16
 """Above, lines by layer of which more than two cross are a heat map."""
 
@@ -148,7 +150,9 @@ def draw_facets(
     varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or kinds
     parts = [part for kind in varied for part in _parts(kind, by_panel[kind.key], {} if styles else named)]
     forms = {str(kind.form) for kind, _ in parts}
-    columns, size = (4, (2.7, 2.3)) if "apart" in forms else (columns, size)
+    if "apart" in forms:
+        columns, size = 4, (2.7, 2.3)
+        parts = [(replace(kind, y_label=folded(kind.y_label, LOW_LABEL)), own) for kind, own in parts]
     page, axes = panels(len(parts), columns, *size)
     for axis, (kind, own) in zip(axes, parts, strict=True):
         draw = partial(_draw_map, named=named) if kind.form == "map" else partial(draw_panel, styles=looks)
@@ -182,18 +186,21 @@ def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterato
 
 def _draw_map(axis: Any, kind: Panel, rows: pd.DataFrame, named: Mapping[str, str], own: Sequence[str]) -> set[str]:
     """Means, a row for each setting, by its name, a column for each layer."""
+    from seaborn import heatmap  # its import takes half a second: only heat maps wait for it
+
     means = rows.pivot(index="setting", columns="x", values="mean").loc[[*own]]
     is_wide = kind.scale == "linear" and linear_below(rows["mean"].dropna()) is not None
     norm = norm_of(means.to_numpy(), "log" if is_wide else kind.scale)
-    image = axis.pcolormesh(means.columns, range(len(own)), means, norm=norm, cmap="viridis_r", rasterized=True)
     width = 15 if paper_width() else 26  # or in a column the names take half of it, also from panels of lines
     names = [folded(escaped(named[name]).replace(" lr ", " lr\u00a0"), width) for name in own]
-    axis.set_yticks(range(len(own)), names, fontsize=7)
-    axis.invert_yaxis()
-    axis.grid(False)
-    axis.set(xlabel=kind.x_label, title=kind.title)
-    colour_bar(axis, image, kind.y_label)
-    axis.marks = _marks(kind, rows, rows["x"], rows["setting"].map([*own].index))
+    look: Named = {"norm": norm, "cmap": "viridis_r", "rasterized": True}
+    heatmap(means, ax=axis, cbar=False, xticklabels=4, yticklabels=names, **look)
+    axis.tick_params("y", labelsize=7, labelrotation=0)
+    axis.set(xlabel=kind.x_label, ylabel="", title=kind.title)
+    axis.xaxis.label.set_color(GREY)
+    colour_bar(axis, axis.collections[0], kind.y_label)
+    x, y = (rows[name].map([*values].index) + 0.5 for name, values in (("x", means.columns), ("setting", own)))
+    axis.marks = _marks(kind, rows, x, y)
     return set()
 
 

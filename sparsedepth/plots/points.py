@@ -110,17 +110,14 @@ def sound_panels(
 
 def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
     """The runs, or configurations, that have both: the colour is the depth, the shape what they changed."""
-    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
-
     colours, markers = depth_colours(rows["n_layers"]), kind_markers(rows["kind"])
     shown = rows.dropna(subset=[x, y])
     for kind, part in shown.groupby("kind"):
         for depth in sorted({*part["n_layers"]}):
             own = part[part["n_layers"] == depth]
-            look |= {"marker": markers[str(kind)], "gid": mark_id(counted(depth, "layer"), str(kind))}
-            scatterplot(
-                own, x=x, y=y, ax=axis, legend=False, color=colours[depth], edgecolor="white", linewidth=0.3, **look
-            )
+            gid = mark_id(counted(depth, "layer"), str(kind))
+            look |= {"marker": markers[str(kind)], "color": colours[depth], "edgecolor": "white", "linewidth": 0.3}
+            axis.scatter(own[x], own[y], gid=gid, **look)
     axis.marks = pd.DataFrame(
         {
             "x": shown[x],

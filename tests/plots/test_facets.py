@@ -143,7 +143,8 @@ def test_settings_of_which_more_than_two_cross_in_more_than_16_layers_are_a_heat
     (image,) = axis.collections
     assert image.get_array().tolist() == rows["mean"].to_numpy().reshape(4, 17).tolist()
     assert [label.get_text() for label in axis.get_yticklabels()] == ["baseline", "lns, lr\u00a00.1", *MANY[2:4]]
-    assert not page.legends and axis.marks["y"].tolist() == [y for y in range(4) for _ in range(17)]
+    middles = [(x + 0.5, y + 0.5) for y in range(4) for x in range(17)]
+    assert not page.legends and [*axis.marks[["x", "y"]].itertuples(index=False, name=None)] == middles
     assert "Heat maps show means; their intervals are in the CSV" in " ".join(page.get_supxlabel().split())
     apart = rows.assign(mean=lines(17, MANY[:4])["mean"])
     for fewer in (rows[rows["x"] < 17], rows[rows["setting"] != "lns"], apart):
