@@ -11,7 +11,7 @@ Effects and verdicts are those of `sparsedepth effects FOLDER...`, with val_loss
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,10 +145,10 @@ def write_page(path: Path) -> None:
     path.write_text(f"{head}{START}\n{page_table()}\n{END}{tail}")
 
 
-def stated() -> pd.DataFrame:
+def stated(effects: Sequence[Stated] = STATED) -> pd.DataFrame:
     """Raises ValueError for an effect that the results do not have."""
     by_folders = defaultdict[str, list[Stated]](list)
-    for one in STATED:
+    for one in effects:
         by_folders[one.folders].append(one)
     rows: list[dict[str, Any]] = []
     for folders, wanted in by_folders.items():

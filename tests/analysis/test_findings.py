@@ -2,11 +2,11 @@
 other way round."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import findings
 import pytest
-from support.once import once
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBER = r"(-?\d+(?:\.\d+)?)"
@@ -15,9 +15,9 @@ PAGE = (ROOT / "docs" / "findings.md").read_text().partition("## Rules")[2].part
 RULES = {int(part[0]): " ".join(part.split()) for part in re.split(r"^(?=\d\. )", PAGE, flags=re.MULTILINE)[1:]}
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> list[dict]:
-    return once(tmp_path_factory, "findings", lambda: findings.stated().to_dict("records"))
+@cache
+def rows_of(rule: int) -> list[dict]:
+    return findings.stated([one for one in findings.STATED if one.rule == rule]).to_dict("records")
 
 
 def is_of(said: tuple[str, ...], row: dict) -> bool:
@@ -28,9 +28,9 @@ def is_of(said: tuple[str, ...], row: dict) -> bool:
 
 
 @pytest.mark.parametrize("rule", sorted({one.rule for one in findings.STATED}))
-def test_the_page_states_what_is_printed(rows, rule):
+def test_the_page_states_what_is_printed(rule):
     said = INTERVAL.findall(RULES[rule])
-    of_rule = [row for row in rows if row["rule"] == rule]
+    of_rule = rows_of(rule)
     assert [one for one in said if not any(is_of(one, row) for row in of_rule)] == []
     unsaid = [row for row in of_rule if not any(is_of(one, row) for one in said)]
     factors = {row["setting"]: 1 / row["effect"] for row in unsaid}  # rounded, and without an interval
@@ -52,11 +52,11 @@ def _by_size(interval):
     return abs(effect), *sorted(sign * end for end in ends)
 
 
-def test_it_is_printed(rows, monkeypatch, capsys):
-    monkeypatch.setattr(findings, "stated", lambda: findings.pd.DataFrame(rows))
+def test_it_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(findings, "stated", lambda: findings.pd.DataFrame(rows_of(8)))
     findings.main(["--format", "csv"])
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == ",".join(findings.COLUMNS) and len(others) == len(findings.STATED)
+    assert first == ",".join(findings.COLUMNS) and len(others) == len(rows_of(8)) > 1
 
 
 def test_the_table_of_the_page_is_that_of_the_results(tmp_path):
