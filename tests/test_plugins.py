@@ -110,29 +110,49 @@ def test_a_folder_is_read_without_the_plugin_of_its_measure(swept, tmp_path):
     assert "block_rms was measured by a plugin that is not loaded; name its file: --plugin measure.py" in err
 
 
-def test_numbers_of_different_code_are_told_and_not_compared(swept, tmp_path):
-    """A plugin that changed between two runs, and one that is renamed and does the same."""
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """The measure with another formula, under the name that it had."""
+    file = tmp_path_factory.mktemp("changed") / "measure.py"
+    file.write_text(MEASURE.read_text().replace("** 0.5", "** 0.5 * 3"))
+    return file
+
+
+def train(folder, seed, plugin, code=0):
+    """One run into `folder`, and what was said."""
+    file = folder.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump({**RUN, "seed": seed}))
+    return sparsedepth(f"train {file} --out {folder} --plugin {TASK} --plugin {plugin}", code=code)
+
+
+def test_a_folder_takes_no_run_of_other_code(swept, changed, tmp_path):
+    """Of a plugin that changed between two runs; one that is renamed and does the same is the same."""
     results, _ = swept
     copy = shutil.copytree(results, tmp_path / "results", ignore=shutil.ignore_patterns(".cache", "study*"))
-    (tmp_path / "renamed.py").write_text(MEASURE.read_text())
-    changed = tmp_path / "changed" / "measure.py"
-    changed.parent.mkdir()
-    changed.write_text(MEASURE.read_text().replace("** 0.5", "** 0.5 * 3"))
-    config = {**RUN, "seed": 9}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    train = f"train {tmp_path}/run.yaml --plugin {TASK}"
-    _, err = sparsedepth(f"{train} --out {copy} --plugin {changed}", code=2)
+    _, err = train(copy, 9, changed, code=2)
     assert "the plugin measure.py has changed since run" in err.splitlines()[-1]
-    sparsedepth(f"{train} --out {copy} --plugin {tmp_path}/renamed.py")
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**RUN, "seed": 10}))
-    sparsedepth(f"{train} --out {tmp_path}/other --plugin {changed}")
-    folders = f"{copy} {tmp_path}/other --plugin {changed} --plugin {TASK}"
+    renamed = tmp_path / "renamed.py"
+    renamed.write_text(MEASURE.read_text())
+    train(copy, 9, renamed)
+
+
+@pytest.fixture(scope="module")
+def other(changed, tmp_path_factory):
+    """A run whose measure is of other code than in `swept`."""
+    folder = tmp_path_factory.mktemp("code") / "other"
+    train(folder, 10, changed)
+    return folder
+
+
+def test_numbers_of_different_code_are_told_and_not_compared(swept, other, changed):
+    results, _ = swept
+    folders = f"{results} {other} --plugin {changed} --plugin {TASK}"
     for command in (f"best {folders} --by block_rms", f"effects {folders} --by block_rms"):
         _, err = sparsedepth(command, code=2)
         assert "block_rms was measured by plugins of different code: measure.py" in err
     (by_loss, one_code, _), err = sparsedepth(
         f"best {folders} --by val_loss",
-        f"best {copy} --by block_rms --plugin {MEASURE} --plugin {TASK}",
+        f"best {results} --by block_rms --plugin {MEASURE} --plugin {TASK}",
         f"query {folders} 'select count(*) from runs'",
     )
     assert "rank" in by_loss and "rank" in one_code
