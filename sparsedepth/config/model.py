@@ -18,8 +18,10 @@ from sparsedepth.config.section import (
     Mistakes,
     NonNegative,
     Positive,
+    Rule,
     Section,
     check,
+    refuse_first,
     whole_number,
 )
 from sparsedepth.quantities.quantity import Named
@@ -203,40 +205,22 @@ class ModelConfig(Section):
 
     @check
     def _check_shapes(self) -> None:
-        """Sizes divide each other as heads, groups of keys and groups of channels need it."""
-        if self.d_model % (2 * self.n_heads):
-            told = f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width"
-            raise ValueError(f"{told}; choose n_heads so that d_model / n_heads is an even number")
-        assert self.n_kv_heads is not None
-        if self.n_heads % self.n_kv_heads:
-            divisors = [n for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
-            told = f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
-            raise ValueError(f"{told}; choose one of {divisors}")
-        if self.norm_kind == "group" and (self.d_model % self.norm_groups or self.norm_groups == self.d_model):
-            told = f"norm_groups={self.norm_groups} does not divide d_model={self.d_model} into groups of at least 2"
-            raise ValueError(f"{told} channels; choose a smaller divisor of {self.d_model}")
-        if self.norm == "mix" and not 0 < self.n_post_layers < self.n_layers:
-            told = f"with mix_frac={self.mix_frac} {self.n_post_layers} blocks are post of n_layers={self.n_layers}"
-            raise ValueError(f"{told}: no mix; use norm='pre', norm='post', or another mix_frac")
+        refuse_first(SHAPES, self)
 
     @check
     def _check_experts(self) -> None:
-        for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
-            if self.n_experts == 0 and (value := getattr(self, name)):
-                raise ValueError(f"{name}={value} needs experts, but n_experts=0; set n_experts, or leave {name} out")
+        refuse_first(WITHOUT_EXPERTS, self)
 
     @check
     def _check_conditions(self) -> None:
         """A changed field must have an effect: the field that it depends on must have the right value."""
         for name, role in roles(ModelConfig).items():
             own = getattr(self, name)
-            (owner, value) = role.only_with or (name, getattr(self, name))
+            (owner, value) = role.only_with or (name, own)
             if own != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
                 told = f"{name}={own} has no meaning with {owner}={getattr(self, owner)!r}"
                 raise ValueError(f"{told}; set {owner}={value!r}, or leave {name} out")
-        if self.mask_documents and (self.eod is None or self.eod >= self.vocab_size):
-            told = f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}"
-            raise ValueError(f"{told}, and has eod={self.eod}; set eod to the tokenizer's end-of-sequence id")
+        refuse_first(WITH_DOCUMENTS, self)
 
     @check
     def _check_combinations(self) -> None:
@@ -320,7 +304,32 @@ def with_derived_sizes(values: Fields) -> Named:
     return filled
 
 
-Rule = tuple[Callable[[ModelConfig], object], str]
+SHAPES: tuple[Rule, ...] = (
+    (lambda c: c.d_model % (2 * c.n_heads),
+     "n_heads={c.n_heads} does not divide d_model={c.d_model} into heads of even width; choose n_heads so that "
+     "d_model / n_heads is an even number"),
+    (lambda c: c.n_heads % c.n_kv_heads and [n for n in range(1, c.n_heads + 1) if c.n_heads % n == 0],
+     "n_kv_heads={c.n_kv_heads} does not divide n_heads={c.n_heads}; choose one of {found}"),
+    (lambda c: c.norm_kind == "group" and (c.d_model % c.norm_groups or c.norm_groups == c.d_model),
+     "norm_groups={c.norm_groups} does not divide d_model={c.d_model} into groups of at least 2 channels; choose a "
+     "smaller divisor of {c.d_model}"),
+    (lambda c: c.norm == "mix" and not 0 < c.n_post_layers < c.n_layers,
+     "with mix_frac={c.mix_frac} {c.n_post_layers} blocks are post of n_layers={c.n_layers}: no mix; use norm='pre', "
+     "norm='post', or another mix_frac"),
+)  # fmt: skip
+"""Sizes divide each other as heads, groups of keys and groups of channels need it."""
+
+WITHOUT_EXPERTS = tuple(
+    (lambda c, name=name: not c.n_experts and getattr(c, name),
+     f"{name}={{found}} needs experts, but n_experts=0; set n_experts, or leave {name} out")
+    for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers")
+)  # fmt: skip
+
+WITH_DOCUMENTS: tuple[Rule, ...] = (
+    (lambda c: c.mask_documents and (c.eod is None or c.eod >= c.vocab_size),
+     "mask_documents needs the id that ends a document, below vocab_size={c.vocab_size}, and has eod={c.eod}; set eod "
+     "to the tokenizer's end-of-sequence id"),
+)  # fmt: skip
 
 WITH_EXPERTS = (
     (lambda c: c.top_k is None,

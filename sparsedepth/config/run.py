@@ -23,10 +23,22 @@ from sparsedepth.config.role import (
     ROUNDS,
     THRESHOLD,
     Role,
+    changed,
     fields_where,
     refuse_undeclared,
 )
-from sparsedepth.config.section import WHOLE, Count, Fields, Fraction, NonNegative, Positive, Section, check
+from sparsedepth.config.section import (
+    WHOLE,
+    Count,
+    Fields,
+    Fraction,
+    NonNegative,
+    Positive,
+    Rule,
+    Section,
+    check,
+    refuse_first,
+)
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
@@ -249,39 +261,8 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
                     f"{name}={tokens} is not a whole number of {whole}={part}; use "
                     f"{name}={max(1, round(tokens / part)) * part}"
                 )
-        if self.chunk_len is not None and (self.chunk_len % self.seq_len or self.batch_tokens % self.chunk_len):
-            raise ValueError(
-                f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} and divide "
-                f"batch_tokens={self.batch_tokens}"
-            )
-        self._check_optimizer()
-        self._check_schedule()
+        refuse_first(STEPS, self)
         self._check_measures()
-
-    def _check_optimizer(self) -> None:
-        """Muon orthogonalises matrices: not stacks of them (experts)."""
-        if self.optimizer == "muon" and self.parametrisation != "standard":
-            reason = f"with parametrisation={self.parametrisation!r}, whose rules are AdamW's; use optimizer='adamw'"
-            raise ValueError(f"optimizer='muon' {reason}, or parametrisation='standard'")
-        if self.optimizer == "muon" and self.n_experts:
-            reason = f"cannot train n_experts={self.n_experts}, whose weights are no matrices"
-            raise ValueError(f"optimizer='muon' {reason}; use optimizer='adamw', or leave n_experts out")
-
-    def _check_schedule(self) -> None:
-        """Warm-up is given once and ends in time; the phases of wsd follow each other, and no other has a decay."""
-        fields = type(self).model_fields
-        given = f"warmup_tokens={self.warmup_tokens}"
-        if self.warmup_tokens is not None and self.warmup_frac != fields["warmup_frac"].default:
-            raise ValueError(f"{given} and warmup_frac={self.warmup_frac:g} both set the warm-up; leave one out")
-        if self.warmup_steps > self.n_steps:
-            raise ValueError(f"{given} is more than train_tokens={self.train_tokens}; lower it, or train for longer")
-        decay = f"decay_frac={self.decay_frac:g}"
-        if self.schedule != "wsd" and self.decay_frac != fields["decay_frac"].default:
-            told = f"{decay} is the decay of schedule=wsd, and schedule={self.schedule}"
-            raise ValueError(f"{told}; set schedule=wsd, or leave decay_frac out")
-        if self.schedule == "wsd" and self.warmup_steps > self.stable_steps:
-            told = f"schedule=wsd warms up for {self.warmup_steps} of {self.n_steps} steps and decays from step"
-            raise ValueError(f"{told} {self.stable_steps}; shorten the warm-up, lower {decay}, or train for longer")
 
     @property
     def sequences_per_step(self) -> int:
@@ -350,14 +331,42 @@ CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REP
 """The fields that make a cell."""
 
 
+STEPS: tuple[Rule, ...] = (
+    (lambda c: c.chunk_len is not None and (c.chunk_len % c.seq_len or c.batch_tokens % c.chunk_len),
+     "chunk_len={c.chunk_len} must be a multiple of seq_len={c.seq_len} and divide batch_tokens={c.batch_tokens}"),
+    (lambda c: c.optimizer == "muon" and c.parametrisation != "standard",
+     "optimizer='muon' with parametrisation={c.parametrisation!r}, whose rules are AdamW's; use optimizer='adamw', or "
+     "parametrisation='standard'"),
+    (lambda c: c.optimizer == "muon" and c.n_experts,
+     "optimizer='muon' cannot train n_experts={c.n_experts}, whose weights are no matrices; use optimizer='adamw', or "
+     "leave n_experts out"),
+    (lambda c: c.warmup_tokens is not None and "warmup_frac" in changed(c),
+     "warmup_tokens={c.warmup_tokens} and warmup_frac={c.warmup_frac:g} both set the warm-up; leave one out"),
+    (lambda c: c.warmup_steps > c.n_steps,
+     "warmup_tokens={c.warmup_tokens} is more than train_tokens={c.train_tokens}; lower it, or train for longer"),
+    (lambda c: c.schedule != "wsd" and "decay_frac" in changed(c),
+     "decay_frac={c.decay_frac:g} is the decay of schedule=wsd, and schedule={c.schedule}; set schedule=wsd, or leave "
+     "decay_frac out"),
+    (lambda c: c.schedule == "wsd" and c.warmup_steps > c.stable_steps,
+     "schedule=wsd warms up for {c.warmup_steps} of {c.n_steps} steps and decays from step {c.stable_steps}; shorten "
+     "the warm-up, lower decay_frac={c.decay_frac:g}, or train for longer"),
+)  # fmt: skip
+"""Of the order of the text, of muon, which orthogonalises matrices, not stacks of them, and of the schedule: warm-up is
+given once and ends in time; the phases of wsd follow each other, and no other has a decay."""
+
+SHARDED: tuple[Rule, ...] = (
+    (lambda c: c.loops > 1, "loops={c.loops} shares weights between layers, which fsdp shards; use parallel='ddp'"),
+    (lambda c: c.optimizer == "muon",
+     "optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'"),
+)  # fmt: skip
+
+
 def check_parallel(config: RunConfig, parallel: str) -> None:
     """Raises ValueError for a RunConfig that cannot be trained with this kind of parallelism."""
     if parallel != "none":
         refuse_undeclared(config, f"parallel={parallel!r}")
-    if parallel == "fsdp" and config.loops > 1:
-        raise ValueError(f"loops={config.loops} shares weights between layers, which fsdp shards; use parallel='ddp'")
-    if parallel == "fsdp" and config.optimizer == "muon":
-        raise ValueError("optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'")
+    if parallel == "fsdp":
+        refuse_first(SHARDED, config)
 
 
 def stored_config(values: Fields, source: str) -> RunConfig:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Fields, Inside, Positive, Section, check
+from sparsedepth.config.section import Count, Fields, Inside, Positive, Rule, Section, check, refuse_first
 from sparsedepth.files import digest
 
 Value = bool | int | float | str | None
@@ -167,42 +167,8 @@ def grid_points(axes: Mapping[str, Sequence[Value]]) -> Iterator[Cell]:
         yield dict(zip(axes, values, strict=True))
 
 
-def check_sweep(sweep: Any) -> None:
-    """Raise ValueError for the first rule that a definition breaks."""
-    _check_varied_once(sweep)
-    _check_zip(sweep)
-    if sweep.branch_at and sweep.sampler != "grid":
-        raise ValueError(f"branch_at={sweep.branch_at} needs sampler 'grid', whose cells are known; leave it out")
-    if sweep.sampler == "grid":
-        _check_grid(sweep)
-    else:
-        _check_sampled(sweep)
-    if sweep.free and sweep.matched in ("tokens", "steps"):
-        raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
-    if sweep.free == "train_tokens" and sweep.matched not in ("flops", "time"):
-        raise ValueError(f"free='train_tokens' changes FLOPs, not {sweep.matched}; use matched: flops, or free: d_ff")
-    if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
-        raise ValueError("matched='time' compares the steps of depths; add across: depth, free: train_tokens")
-    if sweep.same_params_blocks and (sweep.across != "depth" or sweep.free in ("d_model", "d_ff", "d_expert")):
-        raise ValueError("free: [width, ...] compares depths; add across: depth, and train_tokens as the second size")
-    if sweep.across and sweep.matched in ("tokens", "steps"):
-        raise ValueError(
-            f"across: depth has no meaning with matched={sweep.matched!r}; use matched: flops, or leave it out"
-        )
-
-
-def _check_varied_once(sweep: Any) -> None:
-    """Each field varies in one place, and conditions name fields that are known when cells are selected."""
-    if any("preset" in place for place in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
-        raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
-    if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):
-        raise ValueError(
-            f"preset={sweep.base['preset']!r} of the base conflicts with presets in variants or cells; "
-            "set it only in these"
-        )
-    for name in sweep.only:
-        if name not in sweep.space:
-            raise ValueError(f"only.{name} needs an axis {name!r} in the space")
+def _repeated(sweep: Any) -> str:
+    """The fields that vary in several places."""
     axes = [*sweep.space, *(name for axis in sweep.zip for name in axis)]
     varied = [*axes, *sweep.tune, *([sweep.free] if sweep.free else [])]
     repeated = {name for name in varied if varied.count(name) > 1}
@@ -211,12 +177,7 @@ def _check_varied_once(sweep: Any) -> None:
     solved = {sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free}  # of experts the width of one
     solved |= {"d_model", "n_heads", "d_ff", "d_expert"} if sweep.same_params_blocks else set()
     repeated |= {name for place in sweep.places() for name in place if name in solved}
-    if repeated:
-        raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")
-    for condition in (*sweep.only.values(), *sweep.exclude):
-        for name in condition:
-            if name in ("seed", sweep.free, *sweep.tune):
-                raise ValueError(f"only and exclude select cells, whose {name} is not known yet; leave it out there")
+    return ", ".join(sorted(repeated))
 
 
 def _check_zip(sweep: Any) -> None:
@@ -230,32 +191,67 @@ def _check_zip(sweep: Any) -> None:
             raise ValueError(f"zip.{name}={values} must not repeat a value: the first field names the point")
 
 
-def _check_grid(sweep: Any) -> None:
-    if sweep.n_trials is not None:
-        raise ValueError(f"n_trials={sweep.n_trials} has no meaning with sampler 'grid', which runs every cell")
-    if sweep.prune:
-        raise ValueError("prune needs another sampler; sampler 'grid' runs every cell to its end")
-    for name, axis in sweep.space.items():
-        if isinstance(axis, Interval):
-            raise ValueError(f"space.{name} is a range; sampler 'grid' needs a list of values")
-
-
-def _check_sampled(sweep: Any) -> None:
-    """What a sampler needs, and what needs a grid."""
-    if sweep.n_trials is None or not sweep.axes:
-        raise ValueError(f"sampler {sweep.sampler!r} needs n_trials and a space to search")
-    if sweep.variants != [{}] or sweep.cells:
-        raise ValueError(f"variants and cells need sampler 'grid'; {sweep.sampler!r} proposes from the axes")
-    for name, axis in sweep.space.items():
-        if isinstance(axis, Interval) and not axis.whole and _is_whole(name):
-            raise ValueError(f"space.{name} is a range with fractions, and {name} is an integer; add whole: true")
-    if sweep.free or sweep.matched not in ("tokens", "steps"):
-        raise ValueError(f"matched={sweep.matched!r} needs sampler 'grid'; with {sweep.sampler!r} use tokens or steps")
-    if sweep.tune and sweep.adaptive:
-        raise ValueError(f"tune does not go with sampler {sweep.sampler!r}: put {', '.join(sweep.tune)} in its space")
-
-
 def _is_whole(name: str) -> bool:
     """Whether the values of a field of a run are integers (or None)."""
     annotation = RunConfig.model_fields[name].annotation if name in RunConfig.model_fields else None
     return int in {getattr(part, "__origin__", part) for part in (annotation, *get_args(annotation))}
+
+
+def _ranges(sweep: Any) -> list[str]:
+    return [name for name, axis in sweep.space.items() if isinstance(axis, Interval)]
+
+
+VARIED: tuple[Rule, ...] = (
+    (lambda c: any("preset" in place for place in (c.space, c.tune, *c.zip, *c.only.values(), *c.exclude)),
+     "preset stands for many fields: set it in the base, in variants or in cells"),
+    (lambda c: "preset" in c.base and any("preset" in entry for entry in (*c.variants, *c.cells)),
+     "preset={c.base[preset]!r} of the base conflicts with presets in variants or cells; set it only in these"),
+    (lambda c: [name for name in c.only if name not in c.space],
+     "only.{found[0]} needs an axis {found[0]!r} in the space"),
+    (_repeated, "{found} must vary in one place: space, zip, variants, tune or free"),
+    (lambda c: [name for where in (*c.only.values(), *c.exclude) for name in where
+                if name in ("seed", c.free, *c.tune)],
+     "only and exclude select cells, whose {found[0]} is not known yet; leave it out there"),
+)  # fmt: skip
+"""Each field varies in one place, and conditions name fields that are known when cells are selected."""
+
+GRID: tuple[Rule, ...] = (
+    (lambda c: c.n_trials is not None,
+     "n_trials={c.n_trials} has no meaning with sampler 'grid', which runs every cell"),
+    (lambda c: c.prune, "prune needs another sampler; sampler 'grid' runs every cell to its end"),
+    (_ranges, "space.{found[0]} is a range; sampler 'grid' needs a list of values"),
+)  # fmt: skip
+
+SAMPLED: tuple[Rule, ...] = (
+    (lambda c: c.branch_at,
+     "branch_at={c.branch_at} needs sampler 'grid', whose cells are known; leave it out"),
+    (lambda c: c.n_trials is None or not c.axes, "sampler {c.sampler!r} needs n_trials and a space to search"),
+    (lambda c: c.variants != [{}] or c.cells,
+     "variants and cells need sampler 'grid'; {c.sampler!r} proposes from the axes"),
+    (lambda c: [name for name in _ranges(c) if not c.space[name].whole and _is_whole(name)],
+     "space.{found[0]} is a range with fractions, and {found[0]} is an integer; add whole: true"),
+    (lambda c: c.free or c.matched not in ("tokens", "steps"),
+     "matched={c.matched!r} needs sampler 'grid'; with {c.sampler!r} use tokens or steps"),
+    (lambda c: c.adaptive and ", ".join(c.tune),
+     "tune does not go with sampler {c.sampler!r}: put {found} in its space"),
+)  # fmt: skip
+
+MATCHED: tuple[Rule, ...] = (
+    (lambda c: c.free and c.matched in ("tokens", "steps"),
+     "free={c.free!r} is solved for parameters or FLOPs; matched is {c.matched!r}"),
+    (lambda c: c.free == "train_tokens" and c.matched not in ("flops", "time"),
+     "free='train_tokens' changes FLOPs, not {c.matched}; use matched: flops, or free: d_ff"),
+    (lambda c: c.matched == "time" and (c.across, c.free) != ("depth", "train_tokens"),
+     "matched='time' compares the steps of depths; add across: depth, free: train_tokens"),
+    (lambda c: c.same_params_blocks and (c.across != "depth" or c.free in ("d_model", "d_ff", "d_expert")),
+     "free: [width, ...] compares depths; add across: depth, and train_tokens as the second size"),
+    (lambda c: c.across and c.matched in ("tokens", "steps"),
+     "across: depth has no meaning with matched={c.matched!r}; use matched: flops, or leave it out"),
+)  # fmt: skip
+
+
+def check_sweep(sweep: Any) -> None:
+    """Raise ValueError for the first rule that a definition breaks."""
+    refuse_first(VARIED, sweep)
+    _check_zip(sweep)
+    refuse_first((*(GRID if sweep.sampler == "grid" else SAMPLED), *MATCHED), sweep)

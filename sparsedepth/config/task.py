@@ -3,7 +3,6 @@
 Each field belongs to one task and is null elsewhere; missing fields get the task's defaults, so that a stored
 run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,7 +11,7 @@ from pydantic import Field
 
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
-from sparsedepth.config.section import WHOLE, Count, Fields, Section
+from sparsedepth.config.section import WHOLE, Count, Fields, Rule, Section, refuse_first
 from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.quantities.quantity import Named
@@ -69,8 +68,8 @@ class TaskSpec:
     """the smallest `vocab_size`: the tokens of a TaskConfig, target classes included"""
     shortest: Callable[[Any], tuple[int, str]]
     """the length of the shortest sequence with a target, and what it holds"""
-    check: Callable[[TaskConfig], None] = lambda task: None
-    """raises ValueError for values that exclude each other"""
+    rules: tuple[Rule, ...] = ()
+    """which values exclude each other"""
 
 
 def task_name(corpus: Any) -> str | None:
@@ -117,7 +116,7 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     if name is None:
         return
     task = TASKS[name]
-    task.check(config)
+    refuse_first(task.rules, config)
     if (needed := task.n_tokens(config)) > vocab_size:
         told = f"vocab_size={vocab_size} is too small for corpus={corpus!r}, which has {needed} tokens"
         raise ValueError(f"{told}; set vocab_size={needed}, or leave it out")
@@ -127,26 +126,12 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
             raise ValueError(f"{field}={length} does not hold {content}; use at least {least}")
 
 
-def _check_operations(task: TaskConfig) -> None:
-    """Operations are some of the group's elements, enough to generate it."""
+def _other_numbers(task: TaskConfig) -> tuple[int, ...] | None:
+    """The least and the largest number of operations, and that of elements, where another is asked for: operations are
+    some of the group's elements, enough to generate it."""
     assert task.task_group is not None
-    k = task.n_operations
-    order = ORDERS[task.task_group]
-    least = 1 if task.task_group == "Z60" else 2
-    if k is not None and not least <= k < order:
-        told = f"n_operations={k}: task_group={task.task_group!r} has {order} elements, and at least {least} generate"
-        raise ValueError(f"{told} it; choose {least} to {order - 1}, or leave n_operations out for every element")
-    if task.operation_seed is not None and k is None:
-        told = f"operation_seed={task.operation_seed} has no meaning without n_operations"
-        raise ValueError(f"{told}; leave operation_seed out")
-    if task.max_gap is not None and task.task_form != "text":
-        raise ValueError(f"max_gap={task.max_gap} has no meaning without task_form='text'; leave max_gap out")
-
-
-def _check_hops(task: TaskConfig) -> None:
-    assert task.min_hops is not None and task.max_hops is not None
-    if task.min_hops > task.max_hops:
-        raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
+    least, order = 1 if task.task_group == "Z60" else 2, ORDERS[task.task_group]
+    return None if task.n_operations is None or least <= task.n_operations < order else (least, order - 1, order)
 
 
 TASKS = {
@@ -160,24 +145,27 @@ TASKS = {
             n_states(task) + (task.n_operations or ORDERS[task.task_group]) + (task.task_form == "text")
         ),
         shortest=lambda task: (2 if task.max_gap is None else task.max_gap + 2, f"max_gap={task.max_gap} operations"),
-        check=_check_operations,
+        rules=(
+            (_other_numbers,
+             "n_operations={c.n_operations}: task_group={c.task_group!r} has {found[2]} elements, and at least "
+             "{found[0]} generate it; choose {found[0]} to {found[1]}, or leave n_operations out for every element"),
+            (lambda c: c.operation_seed is not None and c.n_operations is None,
+             "operation_seed={c.operation_seed} has no meaning without n_operations; leave operation_seed out"),
+            (lambda c: c.max_gap is not None and c.task_form != "text",
+             "max_gap={c.max_gap} has no meaning without task_form='text'; leave max_gap out"),
+        ),
     ),
     "k_hop": TaskSpec(
         fields={"letters": 4, "min_hops": 0, "max_hops": 4},
         n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
         shortest=lambda task: (task.max_hops + 3,  # each hop goes back a place or more, and ends at the second or later
                                f"max_hops={task.max_hops} hops, which need k and {task.max_hops + 2} letters"),
-        check=_check_hops,
+        rules=(
+            (lambda c: c.min_hops > c.max_hops,
+             "min_hops={c.min_hops} is more than max_hops={c.max_hops}; choose min_hops <= max_hops"),
+        ),
     ),
 }  # fmt: skip
-
-
-def _check_code(name: str, code: str, task: TaskConfig) -> None:
-    if task.task_code != code:
-        raise ValueError(
-            f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}; use it as it was, "
-            "or leave task_code out"
-        )
 
 
 OF_PLUGINS: dict[str, Plugin] = {}
@@ -191,5 +179,11 @@ for _plugin in PLUGINS:
             fields={"task_code": _plugin.code},
             n_tokens=lambda task, n=_of["n_tokens"]: n,
             shortest=lambda task, n=_of["shortest"]: (n, "a sequence with a target"),
-            check=functools.partial(_check_code, _name, _plugin.code),
+            rules=(
+                (
+                    lambda c, code=_plugin.code: c.task_code != code,
+                    f"task_code={{c.task_code!r}}: the code of {TASK.prefix + _name} is now {_plugin.code}; use it as "
+                    "it was, or leave task_code out",
+                ),
+            ),
         )
