@@ -2,7 +2,7 @@
 
 import inspect
 
-import typer
+from typer import Exit, Option, Typer
 
 from sparsedepth import __version__
 from sparsedepth.cli import (
@@ -21,7 +21,7 @@ from sparsedepth.cli import (
     train_sweep,
 )
 
-app = typer.Typer(
+app = Typer(
     name="sparsedepth",
     help="Measure which kinds of sparsity make the deep layers of a language model worth their cost.",
     no_args_is_help=True,
@@ -32,13 +32,13 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _version(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
-    plugin: str | None = typer.Option(None, metavar="FILE", help="Your own measure, task or figure (docs/adding.md)."),
+    version: bool = Option(False, "--version", help="Print the version and exit."),
+    plugin: str | None = Option(None, metavar="FILE", help="Your own measure, task or figure (docs/adding.md)."),
 ) -> None:
     """`--plugin` is read by `plugins`, before the tables of measures are made."""
     if version:
         print(f"sparsedepth {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 COMMANDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Literal, get_args
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth import quantities
 from sparsedepth.cli import option
@@ -38,12 +38,12 @@ def example(kind: Kind, name: str) -> str:
 
 
 def init(
-    kind: Annotated[Kind, typer.Argument(help="what the file defines")] = "sweep",
-    file: Annotated[Path | None, typer.Argument(help="file to write; default ./KIND.yaml")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="same as FILE")] = None,
-    corpus: Annotated[str | None, typer.Option(help="your text, in place of Python's standard library")] = None,
-    like: Annotated[str | None, typer.Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
-    ladder: Annotated[int | None, typer.Option(help="a sweep of so many sizes whose budgets double, by depth")] = None,
+    kind: Annotated[Kind, Argument(help="what the file defines")] = "sweep",
+    file: Annotated[Path | None, Argument(help="file to write; default ./KIND.yaml")] = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="same as FILE")] = None,
+    corpus: Annotated[str | None, Option(help="your text, in place of Python's standard library")] = None,
+    like: Annotated[str | None, Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
+    ladder: Annotated[int | None, Option(help="a sweep of so many sizes whose budgets double, by depth")] = None,
 ) -> None:
     """Write a commented template of a sweep, run, import or list of models. Sweep and run take minutes as they are."""
     from sparsedepth.data.sequences import check_files
@@ -77,7 +77,7 @@ def init(
 
 
 def metrics(
-    name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
+    name: Annotated[str | None, Argument(help="only quantities whose name contains this")] = None,
     format: option.TextFormat = "table",
 ) -> None:
     """List all measured quantities: definition, unit, source."""
@@ -103,8 +103,8 @@ LEAST_WIDTH = 80
 
 
 def schema(
-    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="run configuration or sweep definition")] = "run",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table")] = False,
+    kind: Annotated[Literal["run", "sweep"], Argument(help="run configuration or sweep definition")] = "run",
+    as_json: Annotated[bool, Option("--json", help="JSON schema instead of a table")] = False,
 ) -> None:
     """List the fields of a run or a sweep definition: type, default, meaning."""
     from sparsedepth.config.run import RunConfig
@@ -130,7 +130,7 @@ def schema(
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
+    name: Annotated[str | None, Argument(help="print the preset's fields as a run file")] = None,
     format: option.TextFormat = "table",
 ) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base; and remedies, for variants."""

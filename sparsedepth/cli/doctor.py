@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import typer
+from typer import Exit
 
 from sparsedepth import __version__
 from sparsedepth.cli import option
@@ -57,7 +57,7 @@ def doctor(format: option.TableOrJson = "table") -> None:
     healthy = not any(finding.needed and finding.state != "ok" for finding in findings)
     as_json = {"ok": healthy, "findings": [asdict(finding) for finding in findings]}
     print(json.dumps(as_json, indent=2) if format == "json" else doctor_text(findings, healthy))
-    raise typer.Exit(0 if healthy else 1)
+    raise Exit(0 if healthy else 1)
 
 
 def examine() -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.cli import option
 from sparsedepth.store.query_result import QueryResult
@@ -37,20 +37,18 @@ class EvaluateCommand:
 
     Raises ValueError for an unknown task, and a model that cannot be read."""
 
-    model: Annotated[option.ModelName, typer.Argument(help="run folder, or local Hugging Face folder")]
+    model: Annotated[option.ModelName, Argument(help="run folder, or local Hugging Face folder")]
     _: KW_ONLY
-    tasks: Annotated[option.NameList, typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")]
+    tasks: Annotated[option.NameList, Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")]
     include_path: Annotated[
         option.Folder | None,
-        typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones"),
+        Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones"),
     ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None
-    out: Annotated[option.Folder | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = (
-        None
-    )
+    limit: Annotated[int | None, Option(min=1, help="use only the first N documents per task")] = None
+    out: Annotated[option.Folder | None, Option("-o", "--out", help="results folder; default the run's own")] = None
     device: option.Device = "auto"
-    against: Annotated[option.ModelName | None, typer.Option(help="second model, compared question by question")] = None
-    without: Annotated[str | None, typer.Option(help="also without layers: 5, or 5-8, or 1,2,5-8, or all")] = None
+    against: Annotated[option.ModelName | None, Option(help="second model, compared question by question")] = None
+    without: Annotated[str | None, Option(help="also without layers: 5, or 5-8, or 1,2,5-8, or all")] = None
 
     def ranges(self, n_layers: int) -> list[str]:
         named = [] if self.without is None else [part.strip() for part in self.without.split(",")]

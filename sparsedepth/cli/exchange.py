@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.cli import option
 from sparsedepth.files import MARKER
@@ -24,8 +24,8 @@ class ExportCommand:
 
     Raises ValueError for a run that cannot be expressed, and where logits differ."""
 
-    run: Annotated[option.Folder, typer.Argument(help="folder of a complete run")]
-    out: Annotated[option.Folder, typer.Option("-o", "--out", help="new folder")]
+    run: Annotated[option.Folder, Argument(help="folder of a complete run")]
+    out: Annotated[option.Folder, Option("-o", "--out", help="new folder")]
 
     def compute(self) -> "Exported":
         from sparsedepth.exchange.export import export as export_run
@@ -52,16 +52,14 @@ class ImportCommand:
 
     table: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TABLE",
             help="one run per row: .csv, .tsv, .json, .jsonl, .parquet; or a tracker's runs: wandb:PATH, mlflow:URI, "
             "tensorboard:DIR, trackio:PROJECT",
         ),
     ]
-    map: Annotated[
-        option.Folder, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")
-    ]
-    out: Annotated[option.Folder, typer.Option("-o", "--out", help="new results folder")]
+    map: Annotated[option.Folder, Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")]
+    out: Annotated[option.Folder, Option("-o", "--out", help="new results folder")]
     deadline: option.Deadline = 60.0
 
     def compute(self) -> "Imported":
@@ -111,10 +109,8 @@ class PackCommand:
 
     Raises ValueError where there is no record, or one is damaged."""
 
-    folder: Annotated[option.Folder, typer.Argument(metavar="DIR", help="results folder of a finished sweep")]
-    out: Annotated[
-        option.Folder | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")
-    ] = None
+    folder: Annotated[option.Folder, Argument(metavar="DIR", help="results folder of a finished sweep")]
+    out: Annotated[option.Folder | None, Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None
 
     def compute(self) -> Packed:
         from sparsedepth.store.packs import pack as write
@@ -139,12 +135,12 @@ def pack(given: PackCommand) -> None:
 
 
 def sync(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder")],
-    to: Annotated[str, typer.Option(help="tensorboard, mlflow, trackio or wandb (offline)")],
-    at: Annotated[str | None, typer.Option(help="its folder, or MLflow's URI; default in DIR/trackers")] = None,
-    project: Annotated[str | None, typer.Option(help="project or experiment; default the sweep's name")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
+    folder: Annotated[Path, Argument(metavar="DIR", help="results folder")],
+    to: Annotated[str, Option(help="tensorboard, mlflow, trackio or wandb (offline)")],
+    at: Annotated[str | None, Option(help="its folder, or MLflow's URI; default in DIR/trackers")] = None,
+    project: Annotated[str | None, Option(help="project or experiment; default the sweep's name")] = None,
+    watch: Annotated[bool, Option("--watch", help="repeat until no run is left")] = False,
+    every: Annotated[float, Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
 ) -> None:
     """Send each finished run to a tracker, once: parameters, curves, measurements and tags."""
     from sparsedepth.trackers.runs import has_unfinished_runs, open_tracker, sync as send

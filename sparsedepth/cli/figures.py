@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Exit, Option
 
 from sparsedepth.cli import option
 from sparsedepth.files import check_parent
@@ -26,20 +26,18 @@ class PlotCommand(option.FolderOptions):
 
     _: KW_ONLY
     out: Annotated[
-        option.Folder | None, typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")
+        option.Folder | None, Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")
     ] = None
-    figure: Annotated[
-        str | None, typer.Option(help="name from --list, or all; default the chain, or all for a folder")
-    ] = None
-    format: Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")] = None
-    style: Annotated[str, typer.Option(help="screen; or paper: a column of 3.4 in, 9 pt, PDF and PNG")] = "screen"
-    columns: Annotated[int, typer.Option(help="of a paper: 1, or 2 (7 in)")] = 1
-    depths: Annotated[str, typer.Option(help="these depths alone: 4,12")] = ""
-    settings: Annotated[str, typer.Option(help="these settings alone: 'baseline; depth_scale=lns'")] = ""
-    panels: Annotated[str, typer.Option(help="these panels alone, by column panel of the CSV: val_loss")] = ""
-    run: Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")] = (
+    figure: Annotated[str | None, Option(help="name from --list, or all; default the chain, or all for a folder")] = (
         None
     )
+    format: Annotated[str | None, Option(help="image format in a folder: png (default), svg or pdf")] = None
+    style: Annotated[str, Option(help="screen; or paper: a column of 3.4 in, 9 pt, PDF and PNG")] = "screen"
+    columns: Annotated[int, Option(help="of a paper: 1, or 2 (7 in)")] = 1
+    depths: Annotated[str, Option(help="these depths alone: 4,12")] = ""
+    settings: Annotated[str, Option(help="these settings alone: 'baseline; depth_scale=lns'")] = ""
+    panels: Annotated[str, Option(help="these panels alone, by column panel of the CSV: val_loss")] = ""
+    run: Annotated[str | None, Option(help="run_id, for figures of one run; default the best of the deepest")] = None
 
     def compute(self) -> "Figures":
         """Draws, with a bar for all figures, and writes what `out` names."""
@@ -73,11 +71,11 @@ def _list_figures(is_asked: bool) -> None:
     if is_asked:
         width = max(map(len, FIGURES))
         print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
-        raise typer.Exit
+        raise Exit
 
 
 ShowList = Annotated[
-    bool, typer.Option("--list", is_eager=True, callback=_list_figures, help="list all figures and what they show")
+    bool, Option("--list", is_eager=True, callback=_list_figures, help="list all figures and what they show")
 ]
 
 
@@ -109,13 +107,11 @@ class ReportCommand(option.FolderOptions):
 
     Raises ValueError for what cannot be read, and for a card without a verification."""
 
-    out: Annotated[option.Folder, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")]
+    out: Annotated[option.Folder, Option("-o", "--out", help="the page (.html), or a folder for report.html")]
     _: KW_ONLY
     depth: option.RecipeDepth = None
     objective: option.Objective = "loss"
-    card: Annotated[
-        option.Folder | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")
-    ] = None
+    card: Annotated[option.Folder | None, Option(help="verified recipe card (from `recipe verify`) to include")] = None
 
     @property
     def page(self) -> Path:
@@ -146,7 +142,7 @@ class ReportCommand(option.FolderOptions):
 def report(
     given: ReportCommand,
     watch: Annotated[
-        float | None, typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
+        float | None, Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
     ] = None,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""

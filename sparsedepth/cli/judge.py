@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
@@ -25,18 +25,18 @@ class JudgeCommand:
     Raises ValueError for a table that cannot be read, columns that are not found, or a baseline that is not there."""
 
     table: Annotated[
-        option.Folder, typer.Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
+        option.Folder, Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
     ]
     _: KW_ONLY
-    baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None
-    variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None
-    column: Annotated[option.Settings | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None
-    asymptote: Annotated[
-        float | None, typer.Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")
-    ] = None
-    target: Annotated[
-        float | None, typer.Option(help="is each variant's mean loss below this one? p < .01, one-sided")
-    ] = None
+    baseline: Annotated[str | None, Option(help="variant to compare with; default the one called so")] = None
+    variant: Annotated[str | None, Option(help="only this variant; all of them stay in the correction")] = None
+    column: Annotated[option.Settings | None, Option(help="a column that is not guessed: loss=val_bpb")] = None
+    asymptote: Annotated[float | None, Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")] = (
+        None
+    )
+    target: Annotated[float | None, Option(help="is each variant's mean loss below this one? p < .01, one-sided")] = (
+        None
+    )
     deadline: option.Deadline = 60.0
 
     def compute(self) -> "Judgement | TargetJudgement":
@@ -64,9 +64,7 @@ def judge(
     given: JudgeCommand,
     format: option.Format = None,
     out: option.OutFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="of a ladder: draw loss and worth into this .png, .svg or .pdf")
-    ] = None,
+    plot: Annotated[Path | None, Option(help="of a ladder: draw loss and worth into this .png, .svg or .pdf")] = None,
 ) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
@@ -85,4 +83,4 @@ def judge(
 
         draw_ladder(found.ladder.laws, found.baseline, plot, found.columns["loss"], found.currency)
     write(wrapped(lines).encode() if format == "table" else encode(found.table, format), out)
-    raise typer.Exit(EXIT_CODES[found.verdict])
+    raise Exit(EXIT_CODES[found.verdict])

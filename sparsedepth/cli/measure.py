@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
@@ -41,54 +41,52 @@ class MeasureCommand:
 
     model: Annotated[
         option.ModelName | None,
-        typer.Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION"),
+        Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION"),
     ] = None
     _: KW_ONLY
-    data: Annotated[
-        str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")
-    ] = None
+    data: Annotated[str | None, Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")] = (
+        None
+    )
     tokens: Annotated[
         option.Folder | None,
-        typer.Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
+        Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
     ] = None
     targets: Annotated[
         option.Folder | None,
-        typer.Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
+        Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
     ] = None
     fit_tokens: Annotated[
         option.Folder | None,
-        typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
+        Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
     ] = None
     seq_len: Annotated[
-        int | None, typer.Option(help="context length; default the run's own, else 256 or the model's positions")
+        int | None, Option(help="context length; default the run's own, else 256 or the model's positions")
     ] = None
     measures: Annotated[
-        option.Names | None, typer.Option(help="all, or names: causal,permutation,...; default those of a run")
+        option.Names | None, Option(help="all, or names: causal,permutation,...; default those of a run")
     ] = None
     set: Annotated[
         option.Settings | None,
-        typer.Option(
+        Option(
             "--set",
             help="override a measuring field, or with --revisions state one of the training: --set measure_tokens=4096",
         ),
     ] = None
     out: Annotated[
         option.Folder | None,
-        typer.Option("-o", "--out", help="folder for the record, or with --revisions a results folder"),
+        Option("-o", "--out", help="folder for the record, or with --revisions a results folder"),
     ] = None
     device: option.Device = "auto"
     revisions: Annotated[
         option.Names | None,
-        typer.Option(help="many checkpoints, by step: 'step*', step1000,step2000; of the hub, or folders in MODEL"),
+        Option(help="many checkpoints, by step: 'step*', step1000,step2000; of the hub, or folders in MODEL"),
     ] = None
-    name: Annotated[str | None, typer.Option(help="with --revisions: of the training; default the model's")] = None
-    tokens_per_step: Annotated[int | None, typer.Option(min=1, help="with --revisions: of an optimizer step")] = None
-    keep: Annotated[
-        int | None, typer.Option(min=0, max=0, help="with --revisions: 0 deletes each download after use")
-    ] = None
+    name: Annotated[str | None, Option(help="with --revisions: of the training; default the model's")] = None
+    tokens_per_step: Annotated[int | None, Option(min=1, help="with --revisions: of an optimizer step")] = None
+    keep: Annotated[int | None, Option(min=0, max=0, help="with --revisions: 0 deletes each download after use")] = None
 
     models: Annotated[
-        option.Folder | None, typer.Option(help="file of many models (`init models`), each a record in DIR of -o")
+        option.Folder | None, Option(help="file of many models (`init models`), each a record in DIR of -o")
     ] = None
 
     def compute(self) -> "MeasurementResult | QueryResult":

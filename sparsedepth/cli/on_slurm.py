@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import get_args
 
-import typer
+from typer import Exit
 
 from sparsedepth.cli import option, preflight
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_ranking
@@ -150,7 +150,7 @@ def sweep_on_slurm(
             f"or `sparsedepth stop {quote(str(results))}` to stop it",
             file=sys.stderr,
         )
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
     _print_result(definition, states, array, plan.expected)
 
 
@@ -207,4 +207,4 @@ def _print_result(definition: SweepDefinition, states: list[RunState], array: Ta
             f"{array.folder}/*.log, and run the same command again to resume",
             file=sys.stderr,
         )
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.files import check_not_empty, check_parent
 
@@ -99,20 +99,18 @@ def path_of_file(out: Path | str | None) -> Path | None:
     return None if out is None else path(out)
 
 
-Out = Annotated[Folder, typer.Option("-o", "--out", help="results folder; created if missing")]
-Objective = Annotated[str, typer.Option("--objective", "--by", help="quantity to improve")]
-RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
-Folders = Annotated[FolderList, typer.Argument(metavar="DIR...", help="results folders, or run folders")]
-Format = Annotated[
-    str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
-]
-TextFormat = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
-TableOrJson = Annotated[Literal["table", "json"], typer.Option(help="output format")]
-OutFile = Annotated[Path | None, typer.Option("-o", "--out", callback=_writable, help="write the output to this file")]
-Deadline = Annotated[float, typer.Option(min=1.0, help="seconds in which a further part of a file must be read")]
-SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]
-Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps")]
+Out = Annotated[Folder, Option("-o", "--out", help="results folder; created if missing")]
+Objective = Annotated[str, Option("--objective", "--by", help="quantity to improve")]
+RecipeDepth = Annotated[int | None, Option(help="n_layers of the recipe; default the deepest")]
+Folders = Annotated[FolderList, Argument(metavar="DIR...", help="results folders, or run folders")]
+Format = Annotated[str | None, Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")]
+TextFormat = Annotated[str, Option(help="table, csv, json, markdown or latex")]
+TableOrJson = Annotated[Literal["table", "json"], Option(help="output format")]
+OutFile = Annotated[Path | None, Option("-o", "--out", callback=_writable, help="write the output to this file")]
+Deadline = Annotated[float, Option(min=1.0, help="seconds in which a further part of a file must be read")]
+SkipDamaged = Annotated[bool, Option("--skip-damaged", help="ignore damaged runs, and report how many")]
+Gpus = Annotated[str | None, Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:0 or mps")]
 
 
 @dataclass(frozen=True)
@@ -138,15 +136,15 @@ class FolderOptions:
 class DefinitionOptions:
     """A sweep's runs."""
 
-    file: Annotated[Input | None, typer.Argument(help="sweep definition (YAML); or use --vary")] = None
+    file: Annotated[Input | None, Argument(help="sweep definition (YAML); or use --vary")] = None
     _: KW_ONLY
-    vary: Annotated[Axes | None, typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable")] = None
-    seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")] = None
-    base: Annotated[Input | None, typer.Option(help="with --vary: run configuration (YAML) shared by all runs")] = None
-    scale: Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")] = None
+    vary: Annotated[Axes | None, Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable")] = None
+    seeds: Annotated[int | None, Option(min=1, help="with --vary: number of seeds per configuration")] = None
+    base: Annotated[Input | None, Option(help="with --vary: run configuration (YAML) shared by all runs")] = None
+    scale: Annotated[str | None, Option(help="size preset from the definition's `scales`, such as micro")] = None
     set: Annotated[
         Settings | None,
-        typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable"),
+        Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable"),
     ] = None
 
 
@@ -157,7 +155,7 @@ class RuntimeOptions:
     device: Device = "auto"
     runtime: Annotated[
         Settings | None,
-        typer.Option(help="setting that changes results by rounding at most: --runtime micro_batch=4; repeatable"),
+        Option(help="setting that changes results by rounding at most: --runtime micro_batch=4; repeatable"),
     ] = None
 
 
@@ -167,17 +165,15 @@ class WorkerOptions(RuntimeOptions):
 
     workers: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per core; "
             "two on a GPU if they fit, or as many as timed steps or finished runs show to be faster",
         ),
     ] = None
     gpus: Gpus = None
-    gpus_per_run: Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")] = 1
-    stack: Annotated[
-        Number, typer.Option(help="train up to N runs of equal shape as one model; auto: where faster")
-    ] = "auto"
+    gpus_per_run: Annotated[int, Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")] = 1
+    stack: Annotated[Number, Option(help="train up to N runs of equal shape as one model; auto: where faster")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +182,7 @@ class StorageOptions:
 
     storage: Annotated[
         str | None,
-        typer.Option(
+        Option(
             envvar="SPARSEDEPTH_STORAGE",
             help="postgresql://USER@HOST/DATABASE for the queue of several machines; default a journal file in DIR",
         ),
@@ -198,8 +194,8 @@ class ResultOptions:
     """Where runs go, and how often each is tried."""
 
     out: Out
-    max_attempts: Annotated[int, typer.Option(min=1, help="attempts per run before it counts as failed")] = 2
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try failed runs again")] = False
+    max_attempts: Annotated[int, Option(min=1, help="attempts per run before it counts as failed")] = 2
+    retry_failed: Annotated[bool, Option("--retry-failed", help="try failed runs again")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +209,14 @@ class SlurmOptions(WorkerOptions):
 
     gpus: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2; "
             "with --on h100: how many"
         ),
     ] = None
-    partition: Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")] = None
-    time: Annotated[str | None, typer.Option(help="--on slurm: time limit per task, such as 4:00:00")] = None
-    array: Annotated[int | None, typer.Option(min=1, help="--on slurm: tasks; default one per run, at most 64")] = None
-    account: Annotated[str | None, typer.Option(help="--on slurm: account")] = None
-    nodes: Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")] = 1
-    sbatch: Annotated[list[str] | None, typer.Option(help="--on slurm: more for sbatch: --sbatch qos=low")] = None
+    partition: Annotated[str | None, Option(help="--on slurm: partition (queue)")] = None
+    time: Annotated[str | None, Option(help="--on slurm: time limit per task, such as 4:00:00")] = None
+    array: Annotated[int | None, Option(min=1, help="--on slurm: tasks; default one per run, at most 64")] = None
+    account: Annotated[str | None, Option(help="--on slurm: account")] = None
+    nodes: Annotated[int, Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")] = 1
+    sbatch: Annotated[list[str] | None, Option(help="--on slurm: more for sbatch: --sbatch qos=low")] = None

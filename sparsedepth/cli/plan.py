@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.start_sweep import definition_of, machine_for, runtime_config
@@ -26,21 +26,17 @@ class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
     """What a sweep costs on this machine or another (`priced`), and with `pilot` or `seed_sd` the effects that it can
     detect (`power`). Raises ValueError for what cannot be priced."""
 
-    file: Annotated[
-        option.Input | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")
-    ] = None
+    file: Annotated[option.Input | None, Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None
     _: KW_ONLY
-    calibrated: Annotated[bool, typer.Option("--calibrate", help="time real steps of each model shape")] = False
+    calibrated: Annotated[bool, Option("--calibrate", help="time real steps of each model shape")] = False
     pilot: Annotated[
         option.Folder | None,
-        typer.Option(help="earlier results, for the noise; of a ladder, or its table"),
+        Option(help="earlier results, for the noise; of a ladder, or its table"),
     ] = None
-    seed_sd: Annotated[float | None, typer.Option(help="instead of --pilot: that noise, such as 0.05")] = None
-    effect: Annotated[float | None, typer.Option(help="with either: print the seeds needed to detect this")] = None
-    on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
-    out: Annotated[
-        option.Folder | None, typer.Option("-o", "--out", help="results folder: also price what remains")
-    ] = None
+    seed_sd: Annotated[float | None, Option(help="instead of --pilot: that noise, such as 0.05")] = None
+    effect: Annotated[float | None, Option(help="with either: print the seeds needed to detect this")] = None
+    on: Annotated[str | None, Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
+    out: Annotated[option.Folder | None, Option("-o", "--out", help="results folder: also price what remains")] = None
 
     @property
     def results(self) -> Path | None:
@@ -125,7 +121,7 @@ class SweepPlan:
 @option.command
 def plan(
     given: PlanCommand,
-    format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
+    format: Annotated[Literal["table", "json"], Option(help="table or json")] = "table",
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from sparsedepth.cli import option
@@ -51,17 +51,17 @@ class QueryCommand(TyperCommand):
 def query(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="DIR... [SQL]",
             help="results or run folders, and a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
             "evals",
         ),
     ] = None,
-    ask: Annotated[str | None, typer.Option(help="answer a saved question; without a name, list them")] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="list all columns with unit and meaning")] = False,
+    ask: Annotated[str | None, Option(help="answer a saved question; without a name, list them")] = None,
+    schema: Annotated[bool, Option("--schema", help="list all columns with unit and meaning")] = False,
     format: option.Format = None,
     out: option.OutFile = None,
-    timeout: Annotated[float, typer.Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
+    timeout: Annotated[float, Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
@@ -170,12 +170,10 @@ class BestCommand(option.FolderOptions):
     Raises ValueError for an unknown quantity, a wrong SQL condition, or if no run matches."""
 
     _: KW_ONLY
-    by: Annotated[str | None, typer.Option("--by", "--objective", help="quantity to rank by; default the loss")] = None
-    depth: Annotated[int | None, typer.Option(help="only runs with this n_layers")] = None
-    where: Annotated[
-        str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')
-    ] = None
-    top: Annotated[int, typer.Option(min=1, help="number of configurations")] = 5
+    by: Annotated[str | None, Option("--by", "--objective", help="quantity to rank by; default the loss")] = None
+    depth: Annotated[int | None, Option(help="only runs with this n_layers")] = None
+    where: Annotated[str | None, Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')] = None
+    top: Annotated[int, Option(min=1, help="number of configurations")] = 5
 
     def ranking(self) -> "Ranking":
         """The configurations, by rank."""
@@ -197,7 +195,7 @@ class BestCommand(option.FolderOptions):
 @option.command
 def best(
     given: BestCommand,
-    again: Annotated[Path | None, typer.Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
+    again: Annotated[Path | None, Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
@@ -242,15 +240,15 @@ class EffectsCommand(option.FolderOptions):
     Raises ValueError for an unknown outcome or knob, and without results."""
 
     _: KW_ONLY
-    by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None
-    knob: Annotated[str | None, typer.Option(help="only this knob")] = None
+    by: Annotated[str | None, Option("--by", "--objective", help="outcome; default the loss")] = None
+    knob: Annotated[str | None, Option(help="only this knob")] = None
     part: Annotated[
-        Literal["all", "chain"], typer.Option(help="all: effects of settings; chain: links from sparsity to loss")
+        Literal["all", "chain"], Option(help="all: effects of settings; chain: links from sparsity to loss")
     ] = "all"
     currency: Annotated[
-        Literal["loss", "speedup"], typer.Option("--as", help="speedup: as the compute that the baseline would need")
+        Literal["loss", "speedup"], Option("--as", help="speedup: as the compute that the baseline would need")
     ] = "loss"
-    detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False
+    detail: Annotated[bool, Option("--detail", help="the parts of each interval, p and evidence")] = False
 
     def compute(self) -> QueryResult:
         with self.open() as store:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import option
@@ -29,7 +29,7 @@ class _DeriveByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = Typer(
     cls=_DeriveByDefault,
     rich_markup_mode=None,
     help="Recommend a configuration from results, or verify it on fresh seeds. "
@@ -45,16 +45,14 @@ class RecipeCommand(option.FolderOptions):
     _: KW_ONLY
     out: Annotated[
         option.Folder | None,
-        typer.Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)"),
+        Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)"),
     ] = None
     depth: option.RecipeDepth = None
     objective: option.Objective = "loss"
     matched: Annotated[
-        str | None, typer.Option(help="a setting may use no more of this than its baseline (default: tokens or flops)")
+        str | None, Option(help="a setting may use no more of this than its baseline (default: tokens or flops)")
     ] = None
-    holdout_depth: Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")] = (
-        None
-    )
+    holdout_depth: Annotated[int | None, Option(help="test the recipe of the smaller n_layers at this one")] = None
 
     def compute(self) -> "Card":
         """An output that cannot be written is refused first."""
@@ -113,7 +111,7 @@ class RecipeCommand(option.FolderOptions):
 @option.command
 def derive(
     given: RecipeCommand,
-    format: Annotated[Literal["text", "json"], typer.Option(help="text, or the card as JSON")] = "text",
+    format: Annotated[Literal["text", "json"], Option(help="text, or the card as JSON")] = "text",
 ) -> None:
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path, recipe_table
@@ -155,8 +153,8 @@ class VerifyCommand(option.WorkerOptions, option.ResultOptions):
 @option.command
 def verify(
     given: VerifyCommand,
-    card: Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")],
-    seeds: Annotated[int, typer.Option(min=3, help="fresh seeds of each configuration")] = 3,
+    card: Annotated[Path, Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")],
+    seeds: Annotated[int, Option(min=3, help="fresh seeds of each configuration")] = 3,
 ) -> None:
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.config.load import build
@@ -182,7 +180,7 @@ def verify(
     if result.stop() or result.unfinished:
         complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)
-        raise typer.Exit(result.stop.exit_code if result.stop() else 1)
+        raise Exit(result.stop.exit_code if result.stop() else 1)
     if (written := out / card_path(card).name).exists():
         derived = after(derived, read_card(written), definition.seeds)
     with open_store(out) as store:

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
 
-app = typer.Typer(
+app = Typer(
     help="How loss falls with compute, width, depth and data; and whether lr carries over sizes.", no_args_is_help=True
 )
 
 
-Bootstrap = Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")]
+Bootstrap = Annotated[int, Option(min=0, help="bootstrap refits; 0 for none")]
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,14 @@ class FitOptions:
     """The depth law fitted to the runs of a folder or a table, how the loss falls with width, depth and data: `fit`
     with its parameters, and `doubts`. Raises ValueError for points that do not determine it."""
 
-    source: Annotated[
-        option.Folder, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")
-    ]
+    source: Annotated[option.Folder, Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
     _: KW_ONLY
-    fixed: Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None
-    without: Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")] = None
-    exclude_highest: Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")] = 0
-    where: Annotated[str | None, typer.Option(help="for a folder: only runs that satisfy this SQL condition")] = None
+    fixed: Annotated[list[str] | None, Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None
+    without: Annotated[list[str] | None, Option(help="omit a term: width, depth or data; repeatable")] = None
+    exclude_highest: Annotated[int, Option(min=0, help="exclude this many of the highest losses, with ties")] = 0
+    where: Annotated[str | None, Option(help="for a folder: only runs that satisfy this SQL condition")] = None
     cluster: Annotated[
-        str | None, typer.Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
+        str | None, Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
     ] = None
     bootstrap: Bootstrap = 500
     deadline: option.Deadline = 60.0
@@ -114,7 +112,7 @@ def fit(
 @option.command
 def plot(
     given: LawPlotOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="image: .png, .svg or .pdf, its data beside it (.csv)")],
+    out: Annotated[Path, Option("-o", "--out", help="image: .png, .svg or .pdf, its data beside it (.csv)")],
 ) -> None:
     """Draw each term of the law with the partial residuals of the points, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
@@ -150,7 +148,7 @@ def depth(given: option.FolderOptions, format: option.Format = None, out: option
 @option.command
 def carry(
     given: option.FolderOptions,
-    at: Annotated[list[str], typer.Option(help="shape whose lr is carried: --at n_layers=6; repeatable")],
+    at: Annotated[list[str], Option(help="shape whose lr is carried: --at n_layers=6; repeatable")],
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
@@ -172,12 +170,12 @@ def carry(
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="a run at the shape where lr is tuned")],
-    vary: Annotated[list[str], typer.Option(help="sizes: --vary n_layers=3,6,12; also d_model; repeatable")],
-    set: Annotated[list[str] | None, typer.Option("--set", help="override a field: --set lr=1e-3; repeatable")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="training steps of each model")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each size")] = 3,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="figure, with its data beside it (.csv)")] = None,
+    file: Annotated[Path, Argument(metavar="RUN.yaml", help="a run at the shape where lr is tuned")],
+    vary: Annotated[list[str], Option(help="sizes: --vary n_layers=3,6,12; also d_model; repeatable")],
+    set: Annotated[list[str] | None, Option("--set", help="override a field: --set lr=1e-3; repeatable")] = None,
+    steps: Annotated[int, Option(min=1, help="training steps of each model")] = 4,
+    seeds: Annotated[int, Option(min=1, help="seeds of each size")] = 3,
+    out: Annotated[Path | None, Option("-o", "--out", help="figure, with its data beside it (.csv)")] = None,
 ) -> None:
     """Check whether lr can be carried: train each width and depth for a few steps, and see whether activations and
     updates stay as large. Exit code 3 where one does not: lr is not to be carried over that size."""
@@ -203,8 +201,8 @@ def check(
         )
         found = [*coordinates(config, sizes, open_source(short, Path(folder)).batch, steps, seeds)]
     measured = slopes(found)
-    print(wrapped(lines := check_lines(measured, config.parametrisation)), end="")
+    print(wrapped(lines := [*check_lines(measured, config.parametrisation)]), end="")
     if out is not None:
         draw(coordinates_drawing(pd.DataFrame(found), "\n".join(lines)), out)
     if not all(one.is_flat for one in measured):
-        raise typer.Exit(3)
+        raise Exit(3)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from sparsedepth.cli import option
 from sparsedepth.files import MARKER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState, SweepSummary
 
-FOLDER = typer.Argument(metavar="DIR", help="results folder of a sweep")
+FOLDER = Argument(metavar="DIR", help="results folder of a sweep")
 Folder = Annotated[Path, FOLDER]
 
 
@@ -98,8 +98,8 @@ class StatusCommand:
 @option.command
 def status(
     given: StatusCommand,
-    watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
+    watch: Annotated[bool, Option("--watch", help="repeat until no run is left")] = False,
+    every: Annotated[float, Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
     format: option.TableOrJson = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
@@ -174,9 +174,9 @@ def _array_status(folder: Path, summary: "SweepSummary") -> ArrayStatus | None:
 
 def logs(
     folder: Folder,
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="start of a run_id; or a Slurm task: 12_3")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="keep printing new lines until the run ends")] = False,
-    task: Annotated[bool, typer.Option("--task", help="print the logs of the Slurm tasks that computed RUN")] = False,
+    run: Annotated[str | None, Argument(metavar="RUN", help="start of a run_id; or a Slurm task: 12_3")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="keep printing new lines until the run ends")] = False,
+    task: Annotated[bool, Option("--task", help="print the logs of the Slurm tasks that computed RUN")] = False,
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
     from sparsedepth.files import read_regular

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.start_sweep import (
@@ -40,16 +40,16 @@ class TrainCommand(option.RuntimeOptions):
 
     The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint."""
 
-    file: Annotated[option.Input, typer.Argument(help="run configuration (YAML)")]
+    file: Annotated[option.Input, Argument(help="run configuration (YAML)")]
     out: option.Out
     _: KW_ONLY
-    set: Annotated[
-        option.Settings | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")
-    ] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")] = None
+    set: Annotated[option.Settings | None, Option("--set", help="override a field: --set n_layers=24; repeatable")] = (
+        None
+    )
+    threads: Annotated[int | None, Option(min=1, help="CPU threads; default all")] = None
     from_: Annotated[
         option.Folder | None,
-        typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random"),
+        Option("--from", help="run or Hugging Face folder with the initial weights; default random"),
     ] = None
 
     def compute(self) -> "Record":
@@ -111,8 +111,8 @@ class SweepAnywhereCommand(option.SlurmOptions, option.SweepOptions):
 @option.command
 def sweep(
     given: SweepAnywhereCommand,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cost, as `plan` does, and exit")] = False,
-    on: Annotated[str | None, typer.Option(help="slurm: submit a job array from this login node")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="print the cost, as `plan` does, and exit")] = False,
+    on: Annotated[str | None, Option(help="slurm: submit a job array from this login node")] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
     from sparsedepth.cli.on_slurm import request_of, sweep_on_slurm
@@ -161,7 +161,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
             "run the same command again to resume",
             file=sys.stderr,
         )
-        raise typer.Exit(result.stop.exit_code)
+        raise Exit(result.stop.exit_code)
     others = {path.parent.name for path in out.glob(f"runs/*/{MARKER}")} - {state.run_id for state in result.states}
     if note := other_runs_text(len(others)):
         print(note)
@@ -172,7 +172,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         again = "with --retry-failed to try them once more" if failed else "to resume"
         left = counted_are(result.unfinished, "run")
         print(f"{left} unfinished; run the same command again {again}", file=sys.stderr)
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 @option.command
@@ -184,7 +184,7 @@ def train(given: TrainCommand) -> None:
         run = given.compute()
     except StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)
-        raise typer.Exit(stopped.exit_code) from None
+        raise Exit(stopped.exit_code) from None
 
     from sparsedepth.store.degeneracy import reasons_of_run
     from sparsedepth.train.devices import world
@@ -206,10 +206,10 @@ class WorkCommand(option.WorkerOptions, option.StorageOptions):
 @option.command
 def work(
     given: WorkCommand,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
-    nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
-    leave_when_idle: Annotated[bool, typer.Option("--leave-when-idle", help="exit when the queue is empty")] = False,
-    max_attempts: Annotated[int | None, typer.Option(min=1, help="attempts per run; default the sweep's")] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
+    nodes: Annotated[int, Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
+    leave_when_idle: Annotated[bool, Option("--leave-when-idle", help="exit when the queue is empty")] = False,
+    max_attempts: Annotated[int | None, Option(min=1, help="attempts per run; default the sweep's")] = None,
 ) -> None:
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli.progress import ProgressDisplay, print_failures
@@ -237,13 +237,13 @@ def work(
     print_failures(result.states, folder)
     if result.stop():
         print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
-        raise typer.Exit(result.stop.exit_code)
+        raise Exit(result.stop.exit_code)
     if any(state.state in FAILED for state in result.states):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def stop(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
 ) -> None:
     """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
     from sparsedepth.cluster import slurm

@@ -191,15 +191,14 @@ def more_diverged(winner: "Side", loser: "Side") -> str:
 
 def budget_text(cells: "Cells") -> str:
     """Which of several budgets the cells are of, or mix, and what was left out; '' where equal runs are compared."""
-    parts = []
-    if cells.is_one_budget:
-        parts.append("several train_tokens were run: effects at that of most settings (--as speedup has all)")
-    if cells.mixes_budgets:
-        told = "runs of a setting differ in train_flops, and are averaged, as they have no train_tokens"
-        parts.append(f"{told}: import train_tokens, or one budget (map key where)")
-    if n := len(cells.other_scoring):
-        parts.append(f"{counted(n, 'run')} scored in another way than most are left out")
-    return "; ".join(parts)
+    n_left_out = len(cells.other_scoring)
+    parts = {
+        "several train_tokens were run: effects at that of most settings (--as speedup has all)": cells.is_one_budget,
+        "runs of a setting differ in train_flops, and are averaged, as they have no train_tokens: import train_tokens, "
+        "or one budget (map key where)": cells.mixes_budgets,
+        f"{counted(n_left_out, 'run')} scored in another way than most are left out": n_left_out,
+    }
+    return "; ".join(text for text, is_so in parts.items() if is_so)
 
 
 def nothing_text(cells: "Cells") -> str:
@@ -234,35 +233,33 @@ def effects_text(listed: "Listing") -> str:
     return f"{wrapped(filter(None, head))}{table}\n{wrapped(_notes(listed))}".rstrip("\n")
 
 
-def _notes(listed: "Listing") -> list[str]:
+def _notes(listed: "Listing") -> Iterator[str]:
     """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
     cells = listed.cells
     withheld = listed.withheld
     parts = f" of seeds and of the choice of {cells.field}" if cells.is_tuned else " over seeds"
-    lines = [
+    yield (
         f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)"
-    ]
-    lines += map(own_lr_line, listed.turned)
+    )
+    yield from map(own_lr_line, listed.turned)
     if listed.carried_from:
-        lines.append(carried_line(cells.field, listed.carried_from, listed.carry_regrets))
+        yield carried_line(cells.field, listed.carried_from, listed.carry_regrets)
     if listed.half_widths:
-        halves = [
+        halves = (
             f"{depth} layers: seeds ±{seeds:.2g}, choice of {cells.field} ±{lr:.2g} "
             f"({'more tuning_seeds' if lr > seeds else 'more seeds'} narrow it most)"
             for depth, seeds, lr in listed.half_widths
-        ]
-        lines.append(f"half-widths at {'; '.join(halves)}")
-    lines += [f"{'; '.join(map(_place, rows))}: {reason}" for reason, rows in [*withheld.items()][:REASONS_SHOWN]]
+        )
+        yield f"half-widths at {'; '.join(halves)}"
+    yield from (f"{'; '.join(map(_place, rows))}: {reason}" for reason, rows in [*withheld.items()][:REASONS_SHOWN])
     if len(withheld) > REASONS_SHOWN:
-        lines.append(f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv")
+        yield f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv"
     if len(cells.tuned) > 1:
         also = " and ".join(cells.tuned[1:])
-        lines.append(f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose")
+        yield f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose"
     if listed.n_hidden:
-        hidden = counted(listed.n_hidden, "effect")
-        lines.append(f"{hidden} not shown to change with {cells.field}: listed by --detail")
-    return lines
+        yield f"{counted(listed.n_hidden, 'effect')} not shown to change with {cells.field}: listed by --detail"
 
 
 def _place(row: Row) -> str:

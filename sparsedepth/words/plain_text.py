@@ -1,6 +1,7 @@
 """Text of messages: numbers with their nouns, durations, hints at the nearest name, lines wrapped for a terminal, and
 untrusted text made safe for it."""
 
+import math
 import re
 import shutil
 import textwrap
@@ -25,6 +26,11 @@ def counted_are(n: int, noun: str) -> str:
 def listed(names: Sequence[str]) -> str:
     """'4, 8 and 16'"""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def interval(lo: float | None, hi: float | None, digits: str = ".3g") -> str:
+    """' (0.4 to 0.9)'; '' where an end is not known."""
+    return "" if lo is None or hi is None or math.isnan(lo) else f" ({lo:{digits}} to {hi:{digits}})"
 
 
 def sentence_of(text: str) -> str:

@@ -1,7 +1,7 @@
 """What a sweep costs: the text of `plan`, the line before a sweep starts, and what an array of Slurm will do."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.words.plain_text import counted, duration, listed, wrapped
@@ -38,8 +38,8 @@ def price_text(priced: "PricedSweep") -> str:
     """The question, a row per shape of runs, the total and what it assumes, and what remains."""
     definition = priced.definition
     price = priced.price
-    alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
-    lines = [*alike, f"total: {price_line(price)}", *assumption_lines(priced)]
+    alike = f"runs of a row may differ in {', '.join(price.alike)}" if price.alike else ""
+    lines = filter(None, [alike, f"total: {price_line(price)}", *assumption_lines(priced)])
     shortage = f"{shortage_text(priced.shortage)}\n" if priced.shortage else ""
     remaining = ""
     if priced.remaining is not None:
@@ -51,7 +51,7 @@ def price_text(priced: "PricedSweep") -> str:
     return f"{question}{table}\n{wrapped(lines)}{shortage}{remaining}"
 
 
-def assumption_lines(priced: "PricedSweep") -> list[str]:
+def assumption_lines(priced: "PricedSweep") -> Iterator[str]:
     """On what the time, the size and the number of runs depend."""
     definition = priced.definition
     price = priced.price
@@ -59,32 +59,31 @@ def assumption_lines(priced: "PricedSweep") -> list[str]:
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
     shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
-    lines = [
+    yield (
         f"time: {duration(price.seconds.low)} to {duration(price.seconds.high)} on {price.setup.devices} x "
         f"{price.setup.device}{threads}{processes}{shared}"
-    ]
+    )
     if price.setup.time_ratios:
-        lines.append(f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}")
+        yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"
     elif not price.is_calibrated:
-        lines.append(f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead")
+        yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
     if priced.step_seconds:  # what `matched: time` takes
         steps = ", ".join(f"{depth}: {seconds:.4g}" for depth, seconds in priced.step_seconds.items())
-        lines.append(f"step_seconds: {{{steps}}}")
+        yield f"step_seconds: {{{steps}}}"
     if price.data_bytes is None:
-        lines.append("disk: excludes the tokenised text, whose length is unknown until it is read")
+        yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:
         seeds = ", ".join(map(str, definition.tuning_seeds))
         use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
-        lines.append(f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs")
+        yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
         if everywhere := priced.flops_tuned_everywhere:
             shape = ", ".join(assignment(*each) for each in definition.tune_at.items())
-            lines.append(
+            yield (
                 f"      tuned at {shape} for all shapes: {price.train_flops / everywhere:.0%} of the FLOP of tuning "
                 f"each ({everywhere:.2g})"
             )
     elif definition.adaptive:
-        lines.append("runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early")
-    return lines
+        yield "runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early"
 
 
 def shortage_text(shortage: "MemoryShortage") -> str:
@@ -123,21 +122,22 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
     ]
 
 
-def array_lines(array: "ArrayPlan") -> list[str]:
+def array_lines(array: "ArrayPlan") -> Iterator[str]:
     """The array's size, the time per task against the queue's limit, and warnings."""
     seconds = array.price.seconds
     request = array.request
     limit = "none" if array.limit == math.inf else duration(array.limit)
     default = "" if request.seconds else " (the partition's default; set with --time)"
-    lines = [
+    yield (
         f"array: {array.tasks} tasks, {array.runs_per_task} runs per task, {request.runs_in_parallel} in parallel; "
         f"{duration(seconds.value)} per task ({duration(seconds.low)} to {duration(seconds.high)}, assuming "
-        f"{array.price.setup.device})",
-        f"queue: partition {array.partition}, time limit {limit}{default}",
-    ]
+        f"{array.price.setup.device})"
+    )
+    yield f"queue: partition {array.partition}, time limit {limit}{default}"
     if array.longest > array.limit:
-        lines.append(
+        yield (
             f"note: one run may take {duration(array.longest)}, longer than the limit: its task writes a checkpoint "
             f"{request.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    return lines + ([f"note: {stuck_text(array.stuck)}"] if array.stuck else [])
+    if array.stuck:
+        yield f"note: {stuck_text(array.stuck)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.effects import interval_text
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.plain_text import counted, interval
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
 
@@ -29,43 +29,35 @@ def flops_text(flops: float, digits: int = 2) -> str:
     return f"{flops:.{digits}g}".replace("e+0", "e").replace("e+", "e")
 
 
-def carry_lines(found: "Sequence[Carried]", at: Row) -> list[str]:
+def carry_lines(found: "Sequence[Carried]", at: Row) -> Iterator[str]:
     """What carrying lr costs each setting, the line of a definition that states it, and where it is not known."""
     shape = ", ".join(assignment(*each) for each in at.items())
-    lines = [
-        f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token ({lo:.3g} to {hi:.3g}, "
-        f"{counted(one.n_seeds, 'seed')}, {counted(sum(each.regret is not None for each in one.shapes), 'shape')}); "
-        f"rms over shapes, for a definition: carry_regret: {one.rms:.3g}"
-        for one in found
-        for mean, lo, hi in [one.regret]
-    ]
-    lines += [
-        f"{one.setting}: left out: {each.shape}, where lr={each.lr:g}, the best at {shape}, was not run"
-        for one in found
-        for each in one.shapes
-        if each.regret is None
-    ]
-    closing = (
+    for one in found:
+        mean, lo, hi = one.regret
+        n_shapes = sum(each.regret is not None for each in one.shapes)
+        yield (
+            f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token ({lo:.3g} to {hi:.3g}, "
+            f"{counted(one.n_seeds, 'seed')}, {counted(n_shapes, 'shape')}); rms over shapes, for a definition: "
+            f"carry_regret: {one.rms:.3g}"
+        )
+    for one in found:
+        for each in one.shapes:
+            if each.regret is None:
+                yield f"{one.setting}: left out: {each.shape}, where lr={each.lr:g}, the best at {shape}, was not run"
+    yield (
         "regret: expected loss at the carried lr minus the least of the shape's curve in log lr; interval: the wider "
         "of the curves' and the shapes'"
     )
-    return [*lines, closing]
 
 
-def check_lines(found: "Sequence[Slope]", rule: str) -> list[str]:
+def check_lines(found: "Sequence[Slope]", rule: str) -> Iterator[str]:
     """Which sizes lr can be carried over, with the powers by which activations and updates grow."""
-    lines = []
     for axis in dict.fromkeys(one.axis for one in found):
         mine = [one for one in found if one.axis == axis]
         powers = ", ".join(f"{one.quantity} {axis}^{one.slope:+.2f}" for one in mine)
-        bad = [one.quantity for one in mine if not one.is_flat]
-        told = (
-            f"not flat ({', '.join(bad)}): do not carry lr over {axis}"
-            if bad
-            else f"flat: lr may be carried over {axis}"
-        )
-        lines.append(f"parametrisation={rule}, {told}. In the last block and the head: {powers}")
-    return lines
+        bad = ", ".join(one.quantity for one in mine if not one.is_flat)
+        told = f"not flat ({bad}): do not carry lr" if bad else "flat: lr may be carried"
+        yield f"parametrisation={rule}, {told} over {axis}. In the last block and the head: {powers}"
 
 
 # The law
@@ -107,15 +99,13 @@ def units_text(fit: "FittedLaw") -> str:
     return "clusters" if fit.has_clusters else "points"
 
 
-def law_closing(report: "Report") -> list[str]:
+def law_closing(report: "Report") -> Iterator[str]:
     """Correlations, bootstrap and warnings."""
-    lines = [
-        f"correlation of log {first} and log {second}: {value:.3f}"
-        for (first, second), value in report.doubts.correlations.items()
-    ]
+    for (first, second), value in report.doubts.correlations.items():
+        yield f"correlation of log {first} and log {second}: {value:.3f}"
     if report.boot:
-        lines.append(f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits")
-    return [*lines, *(f"warning: {warning}" for warning in law_warnings(report))]
+        yield f"bootstrap over {units_text(report.fit)}: {len(report.boot.theta)} refits"
+    yield from (f"warning: {warning}" for warning in law_warnings(report))
 
 
 def law_warnings(report: "Report") -> list[str]:
@@ -197,10 +187,9 @@ def not_worth(one: "Crossover") -> str:
 
 def no_depth_shown(against: int, lower: Sequence[str], budget: float) -> str:
     """Why a depth is neither worth its cost nor shown not to be; `lower`: the depths that it is lower than."""
-    if lower:
-        where = f"at {flops_text(budget)} FLOPs"
-        return f"no difference to {against} layers is shown {where}, only to {', '.join(lower)}"
-    return f"no difference is shown at {flops_text(budget)} FLOPs"
+    deepest = f" to {against} layers" if lower else ""
+    others = f", only to {', '.join(lower)}" if lower else ""
+    return f"no difference{deepest} is shown at {flops_text(budget)} FLOPs{others}"
 
 
 def crossover_sentence(one: "Crossover") -> str:
@@ -214,9 +203,11 @@ def crossover_sentence(one: "Crossover") -> str:
 
 def crossover_lines(found: Sequence["Crossover"]) -> list[str]:
     """A sentence for each depth and setting."""
-    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
-    judged = "judged at the largest budget in common, p adjusted over depths"
-    return [f"{head} ({judged}; 95% intervals)", *map(crossover_sentence, found)]
+    head = (
+        "worth its cost: less loss than every shallower depth at equal training FLOPs (judged at the largest budget in "
+        "common, p adjusted over depths; 95% intervals)"
+    )
+    return [head, *map(crossover_sentence, found)]
 
 
 # A ladder of shapes
@@ -284,8 +275,7 @@ def beyond_law(times: float) -> str:
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
-    interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
-    return f"{multiplier:.3g}{of}{interval}"
+    return f"{multiplier:.3g}{of}{interval(lo, hi)}"
 
 
 def drift_word(first: float, last: float) -> str:

@@ -1,6 +1,6 @@
 """A sweep in words: notes on its plan, its machine, the state of its runs and of its Slurm tasks, the best so far."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
@@ -22,46 +22,45 @@ MOST_LISTED = 7
 """Cells whose solved sizes are listed; the table of `plan` shows all."""
 
 
-def plan_notes(plan: "Plan") -> list[str]:
+def plan_notes(plan: "Plan") -> Iterator[str]:
     """What to know before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
     definition = plan.definition
     drawn = len(plan.matches) + len(plan.infeasible)
-    notes = [*matched_lines(plan), *(f"skipped: {cell}: {reason}" for cell, reason in plan.infeasible)]
+    yield from matched_lines(plan)
+    yield from (f"skipped: {cell}: {reason}" for cell, reason in plan.infeasible)
+    n_trials = definition.n_trials or 0
     if definition.sampler == "grid":
         unmet, unused = definition.idle_conditions()
-        notes += [f"exclude {where}: no cell has this, so nothing is left out" for where in unmet]
-        notes += [
-            f"only.{name} {where}: no cell has this, so {name} is varied nowhere" for name, where in unused.items()
-        ]
-    elif not definition.adaptive and drawn < (definition.n_trials or 0):
-        notes.append(f"n_trials={definition.n_trials} gives {drawn} cells; the others are repeats or excluded")
-    elif definition.adaptive and (definition.n_trials or 0) <= plan.n_random:
-        notes.append(
+        yield from (f"exclude {where}: no cell has this, so nothing is left out" for where in unmet)
+        for name, where in unused.items():
+            yield f"only.{name} {where}: no cell has this, so {name} is varied nowhere"
+    elif not definition.adaptive and drawn < n_trials:
+        yield f"n_trials={n_trials} gives {drawn} cells; the others are repeats or excluded"
+    elif definition.adaptive and n_trials <= plan.n_random:
+        yield (
             f"sampler={definition.sampler} draws its first {plan.n_random} proposals at random, so that n_trials="
-            f"{definition.n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
+            f"{n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
         )
-    return notes + [
-        f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
-        f"its absolute form is affine_loss_added (nat/token)"
-        for name in definition.objectives
-        if quantities.rankable(name).is_relative
-    ]
+    for name in definition.objectives:
+        if quantities.rankable(name).is_relative:
+            yield (
+                f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
+                "its absolute form is affine_loss_added (nat/token)"
+            )
 
 
-def matched_lines(plan: "Plan") -> list[str]:
+def matched_lines(plan: "Plan") -> Iterator[str]:
     """A line for each cell whose size was solved for, up to MOST_LISTED, with the remaining mismatch."""
     solved = [one for one in plan.matches if one.free]
     if not solved:
-        return []
+        return
     worst = max((one.ratio - 1 for one in plan.matches), key=abs)
     matched = plan.definition.matched
-    lines = [f"matched in {matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"]
-    if len(solved) > MOST_LISTED:
-        return [f"{lines[0]}; the table has them"]
-    for one in solved:
+    more = "; the table has them" if len(solved) > MOST_LISTED else ""
+    yield f"matched in {matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}{more}"
+    for one in () if more else solved:
         fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
-        lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
-    return lines
+        yield f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})"
 
 
 def mismatch_fix(definition: "SweepDefinition", ratio: float, free: str | None) -> str:

@@ -79,7 +79,7 @@ def test_a_cell_is_built_once_for_all_that_ask(monkeypatch):
     plan = Plan(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}))
     for _ in range(2):
         assert price(plan, PricingSetup()).runs == plan.expected == len(plan.tasks()) == 12
-        assert len({plan.run_of(task).run_id for task in plan.tasks()}) == 12 and plan_notes(plan) == []
+        assert len({plan.run_of(task).run_id for task in plan.tasks()}) == 12 and not [*plan_notes(plan)]
     assert len(built) == 4
 
 

@@ -48,7 +48,7 @@ def test_a_shape_that_did_not_run_the_carried_lr_has_no_regret_and_is_left_out()
     (carried,) = carry_of(found[(found["n_layers"] < 8) | (found["lr"] < 0.008)], "val_loss", {"n_layers": 2})
     assert [one.regret for one in carried.shapes] == [pytest.approx(0.004), None]
     assert carried.rms == carried.regret[0] == pytest.approx(0.004)
-    lines = carry_lines([carried], {"n_layers": 2})
+    lines = [*carry_lines([carried], {"n_layers": 2})]
     assert "1 shape)" in lines[0] and lines[1].endswith(
         "left out: n_layers=8, where lr=0.008, the best at n_layers=2, was not run"
     )

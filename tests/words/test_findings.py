@@ -86,14 +86,13 @@ def test_costs_say_what_they_are_relative_to():
 def test_what_carrying_lr_costs_and_whether_it_may_be():
     regret = (0.0123, 0.001, 0.024)
     shapes = [Record(regret=0.0), Record(regret=0.025), Record(regret=None, shape="n_layers=24", lr=0.01)]
-    lines = scaling.carry_lines(
-        [Record(setting="baseline", regret=regret, n_seeds=3, shapes=shapes, rms=0.02)], {"n_layers": 6}
-    )
-    assert lines[0] == (
+    carried = [Record(setting="baseline", regret=regret, n_seeds=3, shapes=shapes, rms=0.02)]
+    first, second, _ = scaling.carry_lines(carried, {"n_layers": 6})
+    assert first == (
         "baseline: carrying lr from n_layers=6 adds 0.0123 nat/token (0.001 to 0.024, 3 seeds, 2 shapes); rms over "
         "shapes, for a definition: carry_regret: 0.02"
     )
-    assert lines[1] == "baseline: left out: n_layers=24, where lr=0.01, the best at n_layers=6, was not run"
+    assert second == "baseline: left out: n_layers=24, where lr=0.01, the best at n_layers=6, was not run"
     slopes = [
         Record(axis=axis, quantity="update", slope=slope, is_flat=abs(slope) < 0.2)
         for axis, slope in (("d_model", 0.5), ("n_layers", 0.01))
