@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from typer import Argument, Option
 
@@ -16,7 +16,7 @@ from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
 from sparsedepth.words.plain_text import did_you_mean, terminal_width
-from sparsedepth.words.schema import type_text
+from sparsedepth.words.schema import column_text, type_text
 
 Kind = Literal["sweep", "run", "import", "models"]
 
@@ -85,17 +85,12 @@ def metrics(
     if not columns:
         raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists all")
     if format != "table":
-        rows = tuple((column.view, column.name, column.unit, column.meaning, column.source) for column in columns)
-        print(render(QueryResult(("view", "name", "unit", "meaning", "source"), rows), format))
+        names = ("view", "name", "unit", "meaning", "source")
+        print(render(QueryResult.of_records(map(vars, columns), names), format))
         return
     for view in get_args(Table):
-        view_columns = [column for column in columns if column.view == view]
-        if view_columns:
-            print(view)
-        for column in view_columns:
-            unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
-            source = f" ({column.source})" if column.source else ""
-            print(f"  {column.name}{unit}: {column.meaning}{source}")
+        if lines := [column_text(column) for column in columns if column.view == view]:
+            print(view, *lines, sep="\n  ")
 
 
 LEAST_WIDTH = 80
@@ -110,10 +105,9 @@ def schema(
     from sparsedepth.config.run import RunConfig
     from sparsedepth.config.sweep import SweepDefinition
 
-    content = {"run": RunConfig, "sweep": SweepDefinition}[kind].model_json_schema()
+    content = (RunConfig if kind == "run" else SweepDefinition).model_json_schema()
     if as_json:
-        print(json.dumps(content, indent=2))
-        return
+        return print(json.dumps(content, indent=2))
     from rich.console import Console
     from rich.table import Table as TextTable
 
@@ -122,9 +116,8 @@ def schema(
         table.add_column(heading, max_width=width)
     table.columns[0].no_wrap = True
     for name, field in content["properties"].items():
-        value = field.get("default")
+        value = "required" if name in content.get("required", ()) else field.get("default")
         default = value if isinstance(value, str) and value else json.dumps(value)
-        default = "required" if name in content.get("required", []) else default
         table.add_row(name, type_text(field, content.get("$defs", {})), default, field.get("description"))
     Console(width=max(terminal_width(), LEAST_WIDTH), markup=False, highlight=False, emoji=False).print(table)
 
@@ -143,18 +136,13 @@ def presets(
         if format != "table":
             raise ValueError(f"--format {format} is for the list; `presets {name}` prints YAML, a run file's fields")
         preset = find(name)
-        print(f"# {name}: {preset.source}")
-        if preset.note:
-            print(f"# {preset.note}")
+        print(*(f"# {note}" for note in (f"{name}: {preset.source}", preset.note) if note), sep="\n")
         print(yaml_text({"preset": name, **preset.fields}), end="")
         return
-    rows: list[tuple[Any, ...]] = []
-    for name, preset in PRESETS.items():
-        config = build(RunConfig, preset.fields, f"preset {name}")
-        params = cost(config)
-        sizes = (config.n_layers, config.d_model, params.params_total, params.params_active)
-        stated = (preset.fields.get("train_tokens"), preset.fields.get("lr"))
-        rows.append((name, *sizes, *stated, preset.source))
-    rows += [(name, *[None] * 6, f"remedy of {preset.source}") for name, preset in REMEDIES.items()]
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
-    print(render(QueryResult(columns, tuple(rows)), format))
+    rows = []
+    for name, preset in PRESETS.items():
+        sizes = vars(cost(build(RunConfig, preset.fields, f"preset {name}")))
+        rows.append({**preset.fields, **sizes, "preset": name, "source": preset.source})
+    rows += [{"preset": name, "source": f"remedy of {preset.source}"} for name, preset in REMEDIES.items()]
+    print(render(QueryResult.of_records([dict.fromkeys(columns) | row for row in rows], columns), format))

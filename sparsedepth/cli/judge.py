@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from sparsedepth.cli import option
-from sparsedepth.cli.read import write
-from sparsedepth.words.formats import choose_format, encode
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.cli.read import show
+from sparsedepth.words.formats import choose_format
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.judge import Judgement
@@ -82,5 +81,5 @@ def judge(
         from sparsedepth.plots.ladder import draw_ladder  # imports matplotlib
 
         draw_ladder(found.ladder.laws, found.baseline, plot, found.columns["loss"], found.currency)
-    write(wrapped(lines).encode() if format == "table" else encode(found.table, format), out)
+    show(found.table, lines, format, out)
     raise Exit(EXIT_CODES[found.verdict])

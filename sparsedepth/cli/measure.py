@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from sparsedepth.cli import option
+from sparsedepth.config.section import Rule, refuse_first
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column, Named, without_none
 from sparsedepth.store.query_result import QueryResult
@@ -102,17 +103,11 @@ class MeasureCommand:
         watch = Stopwatch()
         written = option.path_of_file(self.out)
         given, fields = self._tokens(), self._fields()
-        if (self.model is None) is (self.models is None):
-            raise ValueError("measure takes MODEL, or --models FILE; give one of them")
-        of_one = ("tokens", "targets", "fit_tokens", "revisions", "name", "tokens_per_step", "keep")
-        if self.models and (beside := [name for name in of_one if getattr(self, name) is not None]):
-            raise ValueError(f"--{beside[0].replace('_', '-')} is for one MODEL; leave it out with --models")
-        if self.models is not None or self.revisions is not None:
-            if self.out is None:
-                raise ValueError("several models need -o DIR, their results folder")
-            return self._models(fields) if self.models is not None else self._series(given, fields)
-        if alone := [name for name in ("name", "tokens_per_step", "keep") if getattr(self, name) is not None]:
-            raise ValueError(f"--{alone[0].replace('_', '-')} is for several checkpoints; add --revisions")
+        refuse_first(RULES, self)
+        if self.models is not None:
+            return self._models(fields)
+        if self.revisions is not None:
+            return self._series(given, fields)
         if written is not None:
             check_place(written)
         with bar("loading the model") as report:
@@ -157,9 +152,7 @@ class MeasureCommand:
         from sparsedepth.watch.series import Series
 
         assert self.revisions is not None and self.out is not None, "asked for"
-        of_run = {
-            name for name in fields if name in RunConfig.model_fields and name not in MeasureOnlyConfig.model_fields
-        }
+        of_run = RunConfig.model_fields.keys() - MeasureOnlyConfig.model_fields
         measuring = {name: value for name, value in fields.items() if name not in of_run}
         build(MeasureOnlyConfig, measuring, "measure")
         series = Series(
@@ -168,7 +161,7 @@ class MeasureCommand:
             out=option.path(self.out),
             tokens_per_step=self.tokens_per_step,
             measuring=measuring,
-            training={name: fields[name] for name in of_run},
+            training={name: value for name, value in fields.items() if name in of_run},
             data=self.data,
             given=given,
             device=self.device,
@@ -188,6 +181,23 @@ class MeasureCommand:
         return measure_models(file, option.path(self.out), fields, self.device, _tell)
 
 
+def _first_given(given: MeasureCommand, names: str) -> str:
+    """The first of these options that was given."""
+    return next((name.replace("_", "-") for name in names.split() if getattr(given, name) is not None), "")
+
+
+OF_SERIES = "name tokens_per_step keep"
+RULES: tuple[Rule, ...] = (
+    (lambda c: (c.model is None) is (c.models is None), "measure takes MODEL, or --models FILE; give one of them"),
+    (lambda c: c.models and _first_given(c, f"tokens targets fit_tokens revisions {OF_SERIES}"),
+     "--{found} is for one MODEL; leave it out with --models"),
+    (lambda c: c.out is None and (c.models is not None or c.revisions is not None),
+     "several models need -o DIR, their results folder"),
+    (lambda c: c.models is None and c.revisions is None and _first_given(c, OF_SERIES),
+     "--{found} is for several checkpoints; add --revisions"),
+)  # fmt: skip
+
+
 def _tell(name: str, known: "Mapping[str, Any]", left: int) -> None:
     print(told_text(name, known, left), file=sys.stderr, flush=True)
 
@@ -204,17 +214,12 @@ def measure(
     if isinstance(result, QueryResult):
         print(fitted_table(result, OPTIONAL).text if format == "table" else json.dumps(result.records(), indent=1))
         return
-    out = given.out
     if format == "table":
         summary = result.measurements.summary
         facts = result.loaded.facts
         print(model_text(result))
         if result.given is not None:
-            config = result.config
-            scored = result.given.scored[: config.measure_tokens // config.seq_len]
-            n_fit = len(result.given.fit[: config.fit_tokens // config.seq_len])
-            n_of_loss = len(result.given.scored[: config.val_tokens // config.seq_len])
-            print(tokens_text(scored, config.seq_len, n_of_loss, n_fit, is_halved=given.fit_tokens is None))
+            print(tokens_text(result.given, result.config, is_halved=given.fit_tokens is None))
         print(summary_text(summary), end="")
         available = {column.measure for column, _, _ in with_intervals(summary)}
         requested = () if given.measures in (None, "all") else result.config.measures
@@ -223,52 +228,42 @@ def measure(
         row = {"outcome": "ok", "n_layers": facts.n_layers, "vocab_size": facts.vocab_size, **summary}
         print(notes_text(notes_on_run(reasons_of_run(row))), end="")
     else:
-        print(json.dumps(_scores(result), indent=1, allow_nan=False))
-    if out is not None:
-        print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
+        print(json.dumps([*_scores(result)], indent=1, allow_nan=False))
+    if given.out is not None:
+        print(f"written: {given.out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _scores(result: "MeasurementResult") -> list[Named]:
+def _scores(result: "MeasurementResult") -> Iterator[Named]:
     """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
     values are null. First the quantities of a run, then metrics with rows only."""
-    measured = result.measurements
-    scores = []
+    summary = result.measurements.summary
     shown = set[str]()
-    for column, value, interval in with_intervals(measured.summary):
+    for column, value, ends in with_intervals(summary):
         quantity = column.quantity
         if quantity and not column.part and column.unit != "token":
             at = f"@{getattr(result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
-            error = measured.summary.get(f"{column.name}_se")
-            of_error = {} if error is None else {"standard_error": error}
-            scores.append(_score(result, column, quantity.metric + at, column.name, value, interval) | of_error)
+            of_run = {"name": column.name, "global": value, "interval": ends and [*ends]}
+            error = without_none({"standard_error": summary.get(f"{column.name}_se")})
             shown.add(quantity.metric + at)
-    for rows, columns in ((measured.layers, LAYERS), (measured.pairs, PAIRS)):
+            yield _score(result, column, quantity.metric + at) | of_run | error
+    for rows, columns in ((result.measurements.layers, LAYERS), (result.measurements.pairs, PAIRS)):
         by_name = {column.name: column for column in columns}
-        for metric in dict.fromkeys(row["metric"] for row in rows):
-            if metric not in shown:
-                scores.append(_score(result, by_name[metric.partition("@")[0]], metric, metric))
-                shown.add(metric)
-    return scores
+        for metric in dict.fromkeys(row["metric"] for row in rows if row["metric"] not in shown):
+            shown.add(metric)
+            yield _score(result, by_name[metric.partition("@")[0]], metric)
 
 
-def _score(
-    result: "MeasurementResult",
-    column: Column,
-    metric: str,
-    name: str,
-    value: Any = None,
-    interval: tuple[Any, Any] | None = None,
-) -> Named:
-    """A column of `runs` with value, interval and its rows; or a metric with rows only."""
+def _score(result: "MeasurementResult", column: Column, metric: str) -> Named:
+    """A metric with its rows."""
     layers = [row for row in result.measurements.layers if row["metric"] == metric]
     pairs = [row for row in result.measurements.pairs if row["metric"] == metric]
-    score = {
-        "name": name,
+    score: Named = {
+        "name": metric,
         "definition": column.meaning,
         "source": column.source,
         "unit": column.unit,
-        "global": value,
-        "interval": interval and list(interval),
+        "global": None,
+        "interval": None,
         "n_tokens": _n_tokens(result, column, [*layers, *pairs]),
         "metric": metric if layers or pairs else None,
     }

@@ -5,10 +5,10 @@ None imports torch. While SQL given by the user runs, the process has limits of 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 from typer.core import TyperCommand
@@ -18,6 +18,7 @@ from sparsedepth.files import write_bytes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import caution, weakness_text
 from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
+from sparsedepth.words.effects import in_brackets
 from sparsedepth.words.formats import choose_format, encode
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.runs import search_text
@@ -157,7 +158,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     if format != "table":
         return encode(schema, format)
     return "".join(  # one line per column, for `grep`
-        f"{view}.{name} {sql_type}{f' [{unit}]' if unit not in ('', '1') else ''}: {meaning}\n"
+        f"{view}.{name} {sql_type}{in_brackets(unit)}: {meaning}\n"
         for view, name, sql_type, unit, meaning in schema.rows
     ).encode()
 
@@ -252,9 +253,7 @@ class EffectsCommand(option.FolderOptions):
 
     def compute(self) -> QueryResult:
         with self.open() as store:
-            found = _effects(store, self, is_text=False)
-        assert isinstance(found, QueryResult)
-        return found
+            return _effects(store, self).rows()
 
 
 @option.command
@@ -264,11 +263,33 @@ def effects(given: EffectsCommand, format: option.Format = None, out: option.Out
     For a search: the importance of each axis to each objective, and its values among the best proposals."""
     format = choose_format(format, out)
     with given.open() as store:
-        found = _effects(store, given, is_text=format == "table", for_grep=out is not None or not sys.stdout.isatty())
-    write(found if isinstance(found, bytes) else encode(found, format), out)
+        content = _effects(store, given).content(format, out)
+    write(content, out)
 
 
-def _multipliers(store: "Store", given: EffectsCommand, *, is_text: bool) -> QueryResult | bytes:
+class Shown(NamedTuple):
+    """What a command shows: rows to programs, lines to people; only those that are asked for are computed."""
+
+    rows: Callable[[], QueryResult]
+    lines: Callable[[], Iterable[str]]
+    has_long_lines: bool = False
+    """Which `grep` finds where they are not wrapped."""
+
+    def content(self, format: str, out: Path | None) -> bytes:
+        if format != "table":
+            return encode(self.rows(), format)
+        lines = filter(None, self.lines())
+        if self.has_long_lines and (out is not None or not sys.stdout.isatty()):
+            return "".join(f"{line}\n" for line in lines).encode()
+        return wrapped(lines).encode()
+
+
+def show(table: QueryResult, lines: Iterable[str], format: str, out: Path | None) -> None:
+    """Write a table for programs, or lines for people."""
+    write(Shown(lambda: table, lambda: lines).content(format, out), out)
+
+
+def _multipliers(store: "Store", given: EffectsCommand) -> Shown:
     """What settings are worth: of one run at each budget by `judge`, else by seeds. Raises ValueError without a law."""
     from sparsedepth.recipe.judge_ladder import judge_ladders
     from sparsedepth.scaling.points import budget_rows
@@ -279,26 +300,24 @@ def _multipliers(store: "Store", given: EffectsCommand, *, is_text: bool) -> Que
     rows = budget_rows(store, given.knob, None if given.by == "loss" else given.by)
     with contextlib.suppress(ValueError):  # several seeds, or no law
         judged = judge_ladders(rows)
-        return _text(multiplier_lines(judged)) if is_text else judged
+        return Shown(lambda: judged, lambda: multiplier_lines(judged))
     worths = speedups(rows)
-    return _text(speedup_lines(multipliers(worths))) if is_text else QueryResult.of_frame(worths)
+    return Shown(lambda: QueryResult.of_frame(worths), lambda: speedup_lines(multipliers(worths)))
 
 
-def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: bool = False) -> QueryResult | bytes:
-    """The effects on an outcome, the links to it, or what matters in a search: rows or a text. Raises ValueError
-    without results."""
+def _effects(store: "Store", given: EffectsCommand) -> Shown:
+    """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
     if given.currency == "speedup":
         if given.part != "all" or given.detail:
             raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
-        return _multipliers(store, given, is_text=is_text)
+        return _multipliers(store, given)
     from sparsedepth.effects import chain, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.packs import no_run
     from sparsedepth.store.search import search_of
-    from sparsedepth.store.setting import only_tuning, pending
+    from sparsedepth.store.setting import only_tuning
     from sparsedepth.words.chain import chain_lines
-    from sparsedepth.words.effects import swaps_line
     from sparsedepth.words.search import importance_lines
 
     search = search_of(store.roots)
@@ -315,52 +334,52 @@ def _effects(store: "Store", given: EffectsCommand, *, is_text: bool, for_grep: 
         if given.by not in (None, "loss"):
             raise ValueError(f"--by {given.by} is an outcome of settings, and the chain has its own; leave it out")
         found = cells_of(runs, outcome)
-        if not is_text:
-            return chain.chain_table(chain.chain_evidence(found))
-        return _text(chain_lines(chain.chain_of(found), given.detail), one_per_line=given.detail and for_grep)
+        return Shown(
+            lambda: chain.chain_table(chain.chain_evidence(found)),
+            lambda: chain_lines(chain.chain_of(found), given.detail),
+            has_long_lines=given.detail,
+        )
     if search is None or given.knob is not None:
-        found = _of_settings(runs, outcome, given, is_text)
-        unlike = store.sql(UNLIKE_SWAPS).rows if outcome.startswith("permutation_score") else ()
-        told = [*filter(None, [swaps_line(outcome, unlike), pending_text(pending(store))])]
-        return found + _text(told) if isinstance(found, bytes) and told else found
+        return _of_settings(store, runs, outcome, given)
     if given.detail:
         raise ValueError("--detail is of effects of settings, which a search has not; leave it out")
-    of_axes = importance.by_objective(runs, search, given.by)
-    if not is_text:
-        return importance.search_table(of_axes)
-    return _text(importance_lines(of_axes, search_text(search)), one_per_line=for_grep)
+    axes = importance.by_objective(runs, search, given.by)
+    lines = importance_lines(axes, search_text(search))
+    return Shown(lambda: importance.search_table(axes), lambda: lines, has_long_lines=True)
 
 
-def _of_settings(runs: "pd.DataFrame", outcome: str, given: EffectsCommand, is_text: bool) -> QueryResult | bytes:
+def _of_settings(store: "Store", runs: "pd.DataFrame", outcome: str, given: EffectsCommand) -> Shown:
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame
     from sparsedepth.effects.equal_loss import effects_at_equal_loss
     from sparsedepth.effects.listing import listing, of_knob
     from sparsedepth.effects.second_look import with_second_looks
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
-    from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_lines
+    from sparsedepth.store.setting import pending
+    from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_lines, swaps_line
 
     found = cells.cells_of(runs, outcome)
     scores = score_rows(frame.compared(found), outcome)
     usable = usable_form(outcome, scores)
     found = found.of_outcome(usable.form)
     effects = with_second_looks(of_knob(frame.effects_frame(found), given.knob, found), found)
-    if not is_text:
-        return QueryResult.of_frame(effects)
-    weakness = weakness_text(common_weakness(scores))
-    weak = f"no evidence about depth: {weakness}" if weakness else ""
-    data = data_text(found.settings) if found.settings else ""
-    lines = [
-        *filter(None, [weak, caution(usable, "the effects are on"), data]),
-        effects_text(listing(effects, found, given.detail)),
-    ]
-    lines += (line for row in QueryResult.of_frame(effects).records() for line in second_look_lines(row))
-    return _text([*lines, *map(equal_loss_line, effects_at_equal_loss(found))])
+    rows = QueryResult.of_frame(effects)
 
+    def lines() -> Iterator[str]:
+        if weakness := weakness_text(common_weakness(scores)):
+            yield f"no evidence about depth: {weakness}"
+        yield caution(usable, "the effects are on")
+        if found.settings:
+            yield data_text(found.settings)
+        yield effects_text(listing(effects, found, given.detail))
+        for row in rows.records():
+            yield from second_look_lines(row)
+        yield from map(equal_loss_line, effects_at_equal_loss(found))
+        if outcome.startswith("permutation_score"):
+            yield swaps_line(outcome, store.sql(UNLIKE_SWAPS).rows)
+        yield pending_text(pending(store))
 
-def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:
-    """Lines wrapped, or one per sentence, for `grep`."""
-    return ("".join(f"{line}\n" for line in lines) if one_per_line else wrapped(lines)).encode()
+    return Shown(lambda: rows, lines)
 
 
 def write(content: bytes, out: Path | None) -> None:

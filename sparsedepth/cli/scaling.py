@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option, Typer
 
 from sparsedepth.cli import option
-from sparsedepth.cli.read import write
-from sparsedepth.words.formats import FORMATS, choose_format, encode, render
+from sparsedepth.cli.read import show
+from sparsedepth.words.formats import FORMATS, choose_format, render
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.table import fitted_table
 
@@ -142,7 +142,7 @@ def depth(given: option.FolderOptions, format: option.Format = None, out: option
         found = [] if shapes and shapes.decides else crossovers(budget_cells(store))
     lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else [])]
     table = shapes.table if shapes and shapes.decides else crossover_table(found)
-    write(wrapped(lines).encode() if format == "table" else encode(table, format), out)
+    show(table, lines, format, out)
 
 
 @option.command
@@ -165,8 +165,7 @@ def carry(
         runs = read_runs(store, "val_loss")
     found = carry_of(runs, loss_of(runs), shape)
     table = carry_table(found)
-    text = f"{fitted_table(table).text}\n{wrapped(carry_lines(found, shape))}".encode()
-    write(text if format == "table" else encode(table, format), out)
+    show(table, [fitted_table(table).text, *carry_lines(found, shape)], format, out)
 
 
 def check(

@@ -40,10 +40,7 @@ def recipe_line(card: "Card", by_depth: Sequence[tuple[int, str, str]]) -> Line:
         best = f"that at {counted(depth, 'layer')} has the {most}est {card.recipe.objective}"
         answer += f" Of the choices at each depth, {best}: {loss}, {use}."
     line = Line("What to use, at which depth?", answer, verdict="not shown", figure="effects")
-    if effect is None or effect.estimate is None:
-        return line
-    row = effect.model_dump()
-    return line._replace(effect=interval_text(row), verdict=_verdict_text(row), basis=_basis_text(row))
+    return line if effect is None or effect.estimate is None else _with_effect(line, effect.model_dump())
 
 
 def variance_line(answer: "Answer", outcome: str) -> Line:
@@ -55,8 +52,7 @@ def variance_line(answer: "Answer", outcome: str) -> Line:
     deepest = max(row["n_layers"] for row in rows)
     at = [row for row in rows if row["n_layers"] == deepest]
     row = max(at, key=lambda row: (row["verdict"] in ("lower", "higher"), abs(row["estimate"])))
-    effect = f"{row['setting']} at {deepest} layers {interval_text(row)}"
-    return line._replace(effect=effect, verdict=_verdict_text(row), basis=_basis_text(row))
+    return _with_effect(line, row, f"{row['setting']} at {deepest} layers ")
 
 
 def depth_line(answer: "Answer") -> Line:
@@ -67,12 +63,9 @@ def depth_line(answer: "Answer") -> Line:
         effect = f"{one.n_layers} against {one.against} layers {in_nats(one)}"
         basis = f"equal FLOPs ({flops_text(one.largest or math.nan)}), {counted(one.seeds, 'seed')}"
         return line._replace(effect=effect, verdict=one.verdict, basis=basis, figure="isoflop")
-    rows = _rows(answer)
-    if not rows:
-        return line
-    row = rows[-1]
-    effect = f"{row['n_layers']} layers against the shallowest {interval_text(row)}"
-    return line._replace(effect=effect, verdict=_verdict_text(row), basis=_basis_text(row))
+    if rows := _rows(answer):
+        return _with_effect(line, rows[-1], f"{rows[-1]['n_layers']} layers against the shallowest ")
+    return line
 
 
 OF_A_LADDER = ("What is it worth?", "Does that change with size?", "And beyond these sizes?", "At what cost?")
@@ -116,23 +109,20 @@ def shapes_line(question: str, found: "ShapesAnswer") -> Line:
 def cost_line(card: "Card") -> Line:
     """Of the recipe, relative to the baseline; and what it is worth in compute, where three budgets were run."""
     cost, changes = card.recipe.effect, card.recipe.changes
-    line = Line(
-        "At what cost?", "No setting is recommended: nothing more than the baseline.", "", "counted", "", "pareto"
-    )
-    if cost is None:
-        return line
-    costs = {"training FLOPs": cost.flops, "parameters": cost.params_total}
-    costs |= {"active parameters": cost.params_active, "time": cost.time}
-    known = [f"×{ratio:.3g} {name}" for name, ratio in costs.items() if ratio is not None] or ["not known"]
-    line = line._replace(
-        answer=f"{listed([each.setting for each in changes])}: {listed(known)}, relative to the baseline."
-    )
-    if len(changes) > 1 or changes[0].compute is None:
-        return line
-    _, lo, hi = changes[0].compute
-    effect = f"worth {multiplier_text(*changes[0].compute, ' times the compute')}"
+    answer = "No setting is recommended: nothing more than the baseline."
+    worth = None
+    if cost is not None:
+        costs = {"training FLOPs": cost.flops, "parameters": cost.params_total}
+        costs |= {"active parameters": cost.params_active, "time": cost.time}
+        known = [f"×{ratio:.3g} {name}" for name, ratio in costs.items() if ratio is not None] or ["not known"]
+        answer = f"{listed([each.setting for each in changes])}: {listed(known)}, relative to the baseline."
+        worth = changes[0].compute if len(changes) == 1 else None
+    if worth is None:
+        return Line("At what cost?", answer, verdict="counted", figure="pareto")
+    _, lo, hi = worth
+    effect = f"worth {multiplier_text(*worth, ' times the compute')}"
     verdict = "not shown" if lo is None or hi is None or lo <= 1 <= hi else "shown"
-    return line._replace(effect=effect, verdict=verdict, basis="equal loss, one law over all budgets")
+    return Line("At what cost?", answer, effect, verdict, "equal loss, one law over all budgets", "pareto")
 
 
 def _rows(answer: "Answer") -> list[Named]:
@@ -141,18 +131,17 @@ def _rows(answer: "Answer") -> list[Named]:
     return [row for row in rows if row.get("estimate") is not None]
 
 
-def _verdict_text(row: Row) -> str:
+def _with_effect(line: Line, row: Row, what: str = "") -> Line:
+    """With the interval of a row, its verdict, and a basis such as 'equal tokens, at equal lr, 6 seeds'."""
     p = "" if row.get("p_adjusted") is None else f", adjusted p {row['p_adjusted']:.2g}"
-    return "; ".join([f"{row['verdict']}{p}", *second_look_lines(row)])
-
-
-def _basis_text(row: Row) -> str:
-    """'equal tokens, at equal lr, 6 seeds'"""
+    verdict = "; ".join([f"{row['verdict']}{p}", *second_look_lines(row)])
     basis, at, seeds = row.get("basis"), row.get("at"), row.get("seeds")
-    basis = {"none": "no cost in common", "flops": "equal FLOPs"}.get(str(basis), f"equal {basis}")
-    at = {"own lr": "each at its own lr"}.get(str(at), f"at {at}")
-    texts = (basis * bool(row.get("basis")), at * bool(row.get("at")), counted(int(seeds or 0), "seed") * bool(seeds))
-    return ", ".join(filter(None, texts))
+    texts = (
+        {"none": "no cost in common", "flops": "equal FLOPs"}.get(basis, f"equal {basis}") if basis else "",
+        ("each at its own lr" if at == "own lr" else f"at {at}") if at else "",
+        counted(int(seeds), "seed") if seeds else "",
+    )
+    return line._replace(effect=f"{what}{interval_text(row)}", verdict=verdict, basis=", ".join(filter(None, texts)))
 
 
 def search_line(ranking: "Ranking") -> Line:

@@ -1,6 +1,6 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
@@ -19,31 +19,29 @@ OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable
 """Columns that a narrow terminal has no room for, the first to go first."""
 
 
-def judgement_lines(found: "Judgement") -> list[str]:
+def judgement_lines(found: "Judgement") -> Iterator[str]:
     """What was read, the table, and the answer."""
-    head = [f"{_read(found)}; baseline: {found.baseline!r}", f"used: {found.used}"]
+    yield f"{_read(found)}; baseline: {found.baseline!r}"
+    yield f"used: {found.used}"
     if found.ladder is not None:
-        return [*head, *multiplier_lines(found.table, found.currency)]
+        yield from multiplier_lines(found.table, found.currency)
+        return
     records = found.table.records()
     by = "paired by seed" if found.is_paired else "seeds taken as independent"
-    empty = {"baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])}
-    lines = [
-        *head,
-        f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
-        fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text,
-    ]
+    yield f"lower is better; effect: variant minus baseline, with its 95% interval, {by}"
+    empty = {"baseline"} if any(record["diverged"] for record in records) else {"baseline", "diverged"}
+    yield fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text
     if found.luck and found.luck[0] > 1:
-        lines.append(
-            f"The lowest of {found.luck[0]} equal variants would seem better by {found.luck[1]:.2g}, by luck alone."
-        )
+        yield "The lowest of {} equal variants would seem better by {:.2g}, by luck alone.".format(*found.luck)
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
-        return [*lines, f"Better: {_gain(better[0], found.currency)}{others}."]
-    if worse:
+        yield f"Better: {_gain(better[0], found.currency)}{others}."
+    elif worse:
         rest = "; not shown: the others" if len(worse) < len(records) else ""
-        return [*lines, f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}."]
-    return [*lines, f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."]
+        yield f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}."
+    else:
+        yield f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."
 
 
 def _read(found: "Judgement | TargetJudgement") -> str:
@@ -91,17 +89,18 @@ def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
     """The table of multipliers of a ladder, and the answer for each variant, a sentence each; `of`: of what."""
     records = table.records()
     better = [record["variant"] for record in records if record["verdict"] == "better"]
+    answer = "Not shown: no variant is better beyond noise."
+    if better:
+        answer = f"Better: {', '.join(map(repr, better))}."
+    elif all(record["verdict"] == "worse" for record in records):
+        answer = "Worse: every variant."
     return [
         f"multiplier: by what factor the baseline would need more {of} for the same loss, by one law for both at all "
         "budgets; 95% intervals of the runs about that law and of its form; p_adjusted: of worth and drift together, "
         "over variants",
         fitted_table(table.of_columns(LADDER_SHOWN).without_empty(), ("p_drift", "detectable")).text,
         *(f"{at_depth(record)}{record['variant']!r}: {ladder_sentence(record, of)}." for record in records),
-        f"Better: {', '.join(map(repr, better))}."
-        if better
-        else "Not shown: no variant is better beyond noise."
-        if not all(record["verdict"] == "worse" for record in records)
-        else "Worse: every variant.",
+        answer,
     ]
 
 

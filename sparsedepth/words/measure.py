@@ -12,7 +12,8 @@ from sparsedepth.words.price import size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparsedepth.data.sequences import Sequences
+    from sparsedepth.config.run import MeasureOnlyConfig
+    from sparsedepth.probe.text import TokenArrays
     from sparsedepth.run.measure_existing_model import MeasurementResult
     from sparsedepth.store.evals import Evaluation, Result
 
@@ -21,12 +22,12 @@ def summary_text(summary: Row) -> str:
     """A line per quantity: name, value, unit, interval."""
     rows = list(with_intervals(summary))
     width = max((len(column.name) for column, _, _ in rows), default=0)
-    lines = []
+    text = ""
     for column, value, ends in rows:
-        interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
-        text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        lines.append(f"  {column.name:{width}}  {text}{unit_text(column.unit)}{interval}\n")
-    return "".join(lines)
+        interval = "  [{:.4g}, {:.4g}]".format(*ends) if ends else ""
+        number = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        text += f"  {column.name:{width}}  {number}{unit_text(column.unit)}{interval}\n"
+    return text
 
 
 def notes_text(notes: "Iterable[str]") -> str:
@@ -43,15 +44,17 @@ def model_text(result: "MeasurementResult") -> str:
     )
 
 
-def tokens_text(scored: "Sequences", length: int, n_of_loss: int, n_fit: int, *, is_halved: bool) -> str:
+def tokens_text(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halved: bool) -> str:
     """What was scored of the given tokens, in sequences and positions, and on what the maps were fitted: `is_halved`,
     on the last half of the file."""
+    length = config.seq_len
+    scored = given.scored[: config.measure_tokens // length]
+    n_of_loss = len(given.scored[: config.val_tokens // length])
     positions = f" at {scored.n_scored:,} of {scored.n_tokens:,} positions" if scored.n_scored < scored.n_tokens else ""
     loss = f", the loss on {n_of_loss}" if n_of_loss != len(scored) else ""
     return (
         f"{len(scored)} sequences of {length} tokens scored{positions}{loss}; maps fitted and n-grams counted on "
-        f"{n_fit} others"
-        f"{', of the last half of the file' * is_halved}"
+        f"{len(given.fit[: config.fit_tokens // length])} others{', of the last half of the file' * is_halved}"
     )
 
 

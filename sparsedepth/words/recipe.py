@@ -32,14 +32,15 @@ NAMED = 3
 def sentence(card: "Card") -> str:
     """'At 24 layers use depth_scale=lns: val_loss lower by 0.0644 nat/token (0.042 to 0.0853), at equal FLOPs. 24
     layers are not worth their cost: ...'"""
-    return " ".join(filter(None, [_choice(card.recipe), sentence_of(card.recipe.cost_of_depth)]))
+    recipe = card.recipe
+    weak = f"No evidence about depth: {recipe.weakness}." if recipe.weakness else ""
+    unknown = f"{recipe.unknown}." if recipe.unknown else ""
+    return " ".join(filter(None, [weak, unknown, _choice(recipe), sentence_of(recipe.cost_of_depth)]))
 
 
 def _choice(recipe: "Recipe") -> str:
-    caution = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
-    caution += f"{recipe.unknown}. " if recipe.unknown else ""
     if recipe.depth is None:
-        return f"{caution}No recommendation: {recipe.abstained}."
+        return f"No recommendation: {recipe.abstained}."
     at = f"At {counted(recipe.depth, 'layer')}"
     if recipe.place != "inside" and (recipe.changes or recipe.is_compared):
         at += f", which were not run, by those at {' and '.join(map(str, recipe.shown_at))},"
@@ -47,24 +48,23 @@ def _choice(recipe: "Recipe") -> str:
         gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}"
         if len(recipe.changes) == 1 and (worth := recipe.changes[0].compute):
             gain += f", worth {multiplier_text(*worth, ' times the compute')}"
-        return f"{caution}{at} use {' and '.join(change.setting for change in recipe.changes)}: {gain}."
+        return f"{at} use {' and '.join(change.setting for change in recipe.changes)}: {gain}."
     if not recipe.is_compared or any(candidate.comparison == "better" for candidate in recipe.candidates):
-        return f"{caution}{at} no recommendation: {recipe.abstained}."
-    return f"{caution}{at} {_nothing_text(recipe)}."
+        return f"{at} no recommendation: {recipe.abstained}."
+    return f"{at} {_nothing_text(recipe)}."
 
 
 def _nothing_text(recipe: "Recipe") -> str:
     """'nothing tried was shown to help; a gain of about 0.07 nat/token or more would probably have been seen'."""
     settings = [candidate for candidate in recipe.candidates if not candidate.is_combination]
-    n_worse = sum(candidate.comparison == "worse" and not candidate.refused for candidate in settings)
-    worse = f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
-    text = f"nothing tried was shown to help{worse if n_worse else ''}"
-    sizes = recipe.unseen
-    if not sizes:
+    text = "nothing tried was shown to help"
+    if n_worse := sum(candidate.comparison == "worse" and not candidate.refused for candidate in settings):
+        text += f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
+    if not recipe.unseen:
         return text
     is_ratio = recipe.unit == "ln ratio"
-    ends = dict.fromkeys(size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (sizes[0], sizes[-1]))
-    size = f"{' to '.join(ends)}{unit_text(recipe.unit)}"
+    ends = [size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in recipe.unseen]
+    size = f"{' to '.join(dict.fromkeys((ends[0], ends[-1])))}{unit_text(recipe.unit)}"
     return f"{text}; a gain of about {size} or more would probably have been seen"
 
 
@@ -105,10 +105,12 @@ def paragraph(card: "Card", most: int | None = None) -> list[str]:
     """Sentences: what depends on another setting and what else was found, in at most `most` sentences; what the table
     shows; where it was seen."""
     recipe = card.recipe
-    explained = [sentence_of(recipe.left_out)] if recipe.left_out else []
-    explained += [_explained(recipe)] if recipe.candidates else []
-    explained += [f"Seen only on {recipe.seen_on}."] if recipe.run_ids else []
-    return [*[*_findings(recipe)][:most], *explained]
+    explained = (
+        sentence_of(recipe.left_out),
+        _explained(recipe) if recipe.candidates else "",
+        f"Seen only on {recipe.seen_on}." if recipe.run_ids else "",
+    )
+    return [*[*_findings(recipe)][:most], *filter(None, explained)]
 
 
 def _explained(recipe: "Recipe") -> str:
@@ -148,9 +150,9 @@ def _findings(recipe: "Recipe") -> Iterator[str]:
         if effect.question == "beside" or frozenset((effect.setting, effect.context)) not in told:
             yield f"But {setting_text(effect.model_dump())}: {effect.verdict}, {effect_text(effect)}."
     effects = [candidate.effect for candidate in recipe.candidates]
-    lost = [("the baseline", effect.diverged_baseline) for effect in effects[:1]]
-    lost += [(effect.setting, effect.diverged) for effect in effects]
-    if texts := [f"{counted(n, 'run')} of {name}" for name, n in lost if n]:
+    lost = {"the baseline": effects[0].diverged_baseline if effects else 0}
+    lost |= {effect.setting: effect.diverged for effect in effects}
+    if texts := [f"{counted(n, 'run')} of {name}" for name, n in lost.items() if n]:
         yield f"Diverged: {', '.join(texts)}."
     withheld: dict[str, list[str]] = {}
     for effect in effects:
@@ -173,9 +175,11 @@ def tests_lines(card: "Card") -> list[str]:
 
 def told_by_outcome(card: "Card") -> list[str]:
     """'passed: equal cost (FLOPs x1)', a line for each outcome."""
-    outcomes = sorted({test.outcome for test in card.tests}, key=OUTCOMES.index)
-    named = {outcome: [test for test in card.tests if test.outcome == outcome] for outcome in outcomes}
-    return [f"{outcome}: {', '.join(f'{t.name} ({t.text})' for t in tests)}" for outcome, tests in named.items()]
+    return [
+        f"{outcome}: {', '.join(tests)}"
+        for outcome in OUTCOMES
+        if (tests := [f"{test.name} ({test.text})" for test in card.tests if test.outcome == outcome])
+    ]
 
 
 def card_text(card: "Card", table: "QueryResult", width: int | None = None, findings: int | None = None) -> str:
@@ -290,10 +294,9 @@ def held_out_text(holdout: "Holdout", is_other: bool) -> str:
     """What the smaller depths recommend, and what became of it; `is_other`: it is not the recipe of the card."""
     text = f"{', '.join(map(str, holdout.fitted_on))} layers recommend {' and '.join(holdout.changes) or 'no change'}"
     text += ", not this recipe" * is_other + f"; {holdout.outcome}" * bool(holdout.changes) + f" at {holdout.depth}"
-    if holdout.errors is None:
-        return text
-    error, no_effect = holdout.errors
-    return f"{text}; mean error of its predictions {error:.2g}, of predicting no effect {no_effect:.2g}"
+    if holdout.errors is not None:
+        text += "; mean error of its predictions {:.2g}, of predicting no effect {:.2g}".format(*holdout.errors)
+    return text
 
 
 # Why not, and where
@@ -303,8 +306,7 @@ def nothing_finished(n_tuning: int, only_measured: bool) -> str:
     """Why a store without a result has no recipe."""
     if n_tuning:
         return f"only tuning runs are complete so far ({n_tuning})"
-    known = ": models that were only measured, whose training choices are not known" if only_measured else ""
-    return f"no finished run{known}"
+    return "no finished run" + ": models that were only measured, whose training choices are not known" * only_measured
 
 
 def nothing_recommended(recipe: "Recipe", data: Sequence[str], elsewhere: Sequence[int] = ()) -> str:

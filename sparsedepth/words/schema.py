@@ -1,6 +1,13 @@
-"""The fields of a configuration: `schema`."""
+"""The fields of a configuration (`schema`) and measured quantities (`metrics`)."""
 
-from sparsedepth.quantities.quantity import Row
+from sparsedepth.quantities.quantity import Column, Row
+from sparsedepth.words.effects import in_brackets
+
+
+def column_text(column: Column) -> str:
+    """'val_loss [nat/token]: mean loss (2001.08361)'."""
+    source = f" ({column.source})" if column.source else ""
+    return f"{column.name}{in_brackets(column.unit)}: {column.meaning}{source}"
 
 
 def type_text(field: Row, definitions: Row) -> str:

@@ -70,16 +70,16 @@ def _side_by_side(result: "QueryResult", width: int, last: int = 0) -> str | Non
     sizes = _widths(columns, width, last) if columns else None
     if sizes is None:
         return None
-    names = [_lines(column[0], size, max_lines=None) for column, size in zip(columns, sizes, strict=True)]
-    cells = [[_lines(cell, size) for cell in column[1:]] for column, size in zip(columns, sizes, strict=True)]
-    if last and any(
-        len(cell) > sizes[-1] and lines[-1].endswith("...")
-        for cell, lines in zip(columns[-1][1:], cells[-1], strict=True)
-    ):
+    names, *rows = [
+        [_lines(cell, size, CELL_LINES if index else None) for cell, size in zip(row, sizes, strict=True)]
+        for index, row in enumerate(zip(*columns, strict=True))
+    ]
+    texts = zip(columns[-1][1:], rows, strict=True)
+    if last and any(len(text) > sizes[-1] and row[-1][-1].endswith("...") for text, row in texts):
         return None
     sides = [f"{'>' if on_right else '<'}{size}" for on_right, size in zip(result.are_numeric(), sizes, strict=True)]
-    head = [*_aligned(names, sides), "  ".join("-" * size for size in sizes)]
-    return "\n".join([*head, *(line for row in zip(*cells, strict=True) for line in _aligned(row, sides))])
+    rule = "  ".join("-" * size for size in sizes)
+    return "\n".join([*_aligned(names, sides), rule, *(line for row in rows for line in _aligned(row, sides))])
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int, last: int) -> list[int] | None:
@@ -104,7 +104,7 @@ def _pieces(cell: str) -> str:
     return cell.replace("_", "_ ") if cell.isidentifier() else cell
 
 
-def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str]:
+def _lines(cell: str, size: int, max_lines: int | None) -> list[str]:
     """The lines of a cell, broken at blanks; a name also after its underscores."""
     if len(cell) <= size:
         return [cell]
