@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from typer import Argument, Option
 
 from sparsedepth import quantities
-from sparsedepth.cli import option
+from sparsedepth.cli.option import TextFormat
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
@@ -78,7 +78,7 @@ def init(
 
 def metrics(
     name: Annotated[str | None, Argument(help="only quantities whose name contains this")] = None,
-    format: option.TextFormat = "table",
+    format: TextFormat = "table",
 ) -> None:
     """List all measured quantities: definition, unit, source."""
     columns = [column for column in quantities.ALL if name is None or name in column.name]
@@ -124,7 +124,7 @@ def schema(
 
 def presets(
     name: Annotated[str | None, Argument(help="print the preset's fields as a run file")] = None,
-    format: option.TextFormat = "table",
+    format: TextFormat = "table",
 ) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base; and remedies, for variants."""
     from sparsedepth.config.cost import cost

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from typer import Exit
 
 from sparsedepth import __version__
-from sparsedepth.cli import option
+from sparsedepth.cli.option import TableOrJson
 from sparsedepth.words.doctor import doctor_text
 from sparsedepth.words.plain_text import counted, error_text
 
@@ -50,7 +50,7 @@ class Finding:
     """Whether sparsedepth does not run without it."""
 
 
-def doctor(format: option.TableOrJson = "table") -> None:
+def doctor(format: TableOrJson = "table") -> None:
     """Check the installation: packages, devices, and which kernels run and which 'auto' chooses. Exit code 1 if a
     required part does not work."""
     findings = list(examine())

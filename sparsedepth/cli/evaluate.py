@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Device, Folder, ModelName, NameList
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.measure import evaluation_text, metric_name
 from sparsedepth.words.table import table
@@ -37,17 +38,17 @@ class EvaluateCommand:
 
     Raises ValueError for an unknown task, and a model that cannot be read."""
 
-    model: Annotated[option.ModelName, Argument(help="run folder, or local Hugging Face folder")]
+    model: Annotated[ModelName, Argument(help="run folder, or local Hugging Face folder")]
     _: KW_ONLY
-    tasks: Annotated[option.NameList, Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")]
+    tasks: Annotated[NameList, Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")]
     include_path: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones"),
     ] = None
     limit: Annotated[int | None, Option(min=1, help="use only the first N documents per task")] = None
-    out: Annotated[option.Folder | None, Option("-o", "--out", help="results folder; default the run's own")] = None
-    device: option.Device = "auto"
-    against: Annotated[option.ModelName | None, Option(help="second model, compared question by question")] = None
+    out: Annotated[Folder | None, Option("-o", "--out", help="results folder; default the run's own")] = None
+    device: Device = "auto"
+    against: Annotated[ModelName | None, Option(help="second model, compared question by question")] = None
     without: Annotated[str | None, Option(help="also without layers: 5, or 5-8, or 1,2,5-8, or all")] = None
 
     def ranges(self, n_layers: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Deadline, Folder
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted
 
@@ -24,8 +25,8 @@ class ExportCommand:
 
     Raises ValueError for a run that cannot be expressed, and where logits differ."""
 
-    run: Annotated[option.Folder, Argument(help="folder of a complete run")]
-    out: Annotated[option.Folder, Option("-o", "--out", help="new folder")]
+    run: Annotated[Folder, Argument(help="folder of a complete run")]
+    out: Annotated[Folder, Option("-o", "--out", help="new folder")]
 
     def compute(self) -> "Exported":
         from sparsedepth.exchange.export import export as export_run
@@ -58,9 +59,9 @@ class ImportCommand:
             "tensorboard:DIR, trackio:PROJECT",
         ),
     ]
-    map: Annotated[option.Folder, Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")]
-    out: Annotated[option.Folder, Option("-o", "--out", help="new results folder")]
-    deadline: option.Deadline = 60.0
+    map: Annotated[Folder, Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")]
+    out: Annotated[Folder, Option("-o", "--out", help="new results folder")]
+    deadline: Deadline = 60.0
 
     def compute(self) -> "Imported":
         from sparsedepth.cli.input_file import read_input
@@ -109,8 +110,8 @@ class PackCommand:
 
     Raises ValueError where there is no record, or one is damaged."""
 
-    folder: Annotated[option.Folder, Argument(metavar="DIR", help="results folder of a finished sweep")]
-    out: Annotated[option.Folder | None, Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None
+    folder: Annotated[Folder, Argument(metavar="DIR", help="results folder of a finished sweep")]
+    out: Annotated[Folder | None, Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None
 
     def compute(self) -> Packed:
         from sparsedepth.store.packs import pack as write

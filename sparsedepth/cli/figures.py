@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Exit, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Folder, FolderOptions, Objective, RecipeDepth
 from sparsedepth.files import check_parent
 from sparsedepth.words.plain_text import wrapped
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlotCommand(option.FolderOptions):
+class PlotCommand(FolderOptions):
     """Draw one figure (default: the chain) or 'all'; `out` is an image, or a folder of images in `format` (default
     png). `style` 'paper': one column or two, 9 pt, as PDF and PNG, its caption apart, in several pages where 9 inches
     have no room. `depths`, `settings`, `panels`: these alone, as '4,12', 'baseline; depth_scale=lns', 'val_loss'.
@@ -25,9 +26,7 @@ class PlotCommand(option.FolderOptions):
     suffix names, or if there is nothing to draw."""
 
     _: KW_ONLY
-    out: Annotated[
-        option.Folder | None, Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")
-    ] = None
+    out: Annotated[Folder | None, Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")] = None
     figure: Annotated[str | None, Option(help="name from --list, or all; default the chain, or all for a folder")] = (
         None
     )
@@ -102,16 +101,16 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
 
 
 @dataclass(frozen=True)
-class ReportCommand(option.FolderOptions):
+class ReportCommand(FolderOptions):
     """One HTML page of everything in results folders; returns its path. `card`: of a verified recipe.
 
     Raises ValueError for what cannot be read, and for a card without a verification."""
 
-    out: Annotated[option.Folder, Option("-o", "--out", help="the page (.html), or a folder for report.html")]
+    out: Annotated[Folder, Option("-o", "--out", help="the page (.html), or a folder for report.html")]
     _: KW_ONLY
-    depth: option.RecipeDepth = None
-    objective: option.Objective = "loss"
-    card: Annotated[option.Folder | None, Option(help="verified recipe card (from `recipe verify`) to include")] = None
+    depth: RecipeDepth = None
+    objective: Objective = "loss"
+    card: Annotated[Folder | None, Option(help="verified recipe card (from `recipe verify`) to include")] = None
 
     @property
     def page(self) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Deadline, Folder, Format, OutFile, Settings
 from sparsedepth.cli.read import show
 from sparsedepth.words.formats import choose_format
 
@@ -23,20 +24,18 @@ class JudgeCommand:
 
     Raises ValueError for a table that cannot be read, columns that are not found, or a baseline that is not there."""
 
-    table: Annotated[
-        option.Folder, Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
-    ]
+    table: Annotated[Folder, Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")]
     _: KW_ONLY
     baseline: Annotated[str | None, Option(help="variant to compare with; default the one called so")] = None
     variant: Annotated[str | None, Option(help="only this variant; all of them stay in the correction")] = None
-    column: Annotated[option.Settings | None, Option(help="a column that is not guessed: loss=val_bpb")] = None
+    column: Annotated[Settings | None, Option(help="a column that is not guessed: loss=val_bpb")] = None
     asymptote: Annotated[float | None, Option(help="L_inf of a ladder's law, pinned [nat/token]; default: fitted")] = (
         None
     )
     target: Annotated[float | None, Option(help="is each variant's mean loss below this one? p < .01, one-sided")] = (
         None
     )
-    deadline: option.Deadline = 60.0
+    deadline: Deadline = 60.0
 
     def compute(self) -> "Judgement | TargetJudgement":
         from sparsedepth.recipe.judge import judge as judgement_of
@@ -61,8 +60,8 @@ class JudgeCommand:
 @option.command
 def judge(
     given: JudgeCommand,
-    format: option.Format = None,
-    out: option.OutFile = None,
+    format: Format = None,
+    out: OutFile = None,
     plot: Annotated[Path | None, Option(help="of a ladder: draw loss and worth into this .png, .svg or .pdf")] = None,
 ) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.

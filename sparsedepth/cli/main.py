@@ -52,17 +52,17 @@ def run(arguments: Sequence[str] | None = None) -> None:
         fix = FIXES.get(error.errno or 0)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}{f'; {fix}' if fix else ''}", 2)
     except Exception as error:
-        message = getattr(error, "format_message", None)  # errors of the command-line parser have one
-        if message is None:
+        if not hasattr(error, "format_message"):  # errors of the command-line parser have one
             raise
+        code = 2
+        text = error.format_message()
         if type(error).__name__ == "NoArgsIsHelpError":  # by name: click and typer each have their own
-            print(message())
-            code = 2
+            print(text)
         else:
-            text = message().replace("Value error, ", "").removesuffix(".")  # pydantic's prefix
+            text = text.replace("Value error, ", "").removesuffix(".")  # pydantic's prefix
             if text.startswith("Missing option '-o'") and words[2:] and not words[2].startswith("-"):
                 text += f"; did you mean --out {words[2]}?"
-            code = _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", 2)
+            _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

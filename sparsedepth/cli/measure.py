@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Device, Folder, ModelName, Names, Settings, TableOrJson
 from sparsedepth.config.section import Rule, refuse_first
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column, Named, without_none
@@ -41,7 +42,7 @@ class MeasureCommand:
     Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings."""
 
     model: Annotated[
-        option.ModelName | None,
+        ModelName | None,
         Argument(help="run folder, local Hugging Face folder, or hub name, NAME@REVISION"),
     ] = None
     _: KW_ONLY
@@ -49,46 +50,46 @@ class MeasureCommand:
         None
     )
     tokens: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
     ] = None
     targets: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
     ] = None
     fit_tokens: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
     ] = None
     seq_len: Annotated[
         int | None, Option(help="context length; default the run's own, else 256 or the model's positions")
     ] = None
-    measures: Annotated[
-        option.Names | None, Option(help="all, or names: causal,permutation,...; default those of a run")
-    ] = None
+    measures: Annotated[Names | None, Option(help="all, or names: causal,permutation,...; default those of a run")] = (
+        None
+    )
     set: Annotated[
-        option.Settings | None,
+        Settings | None,
         Option(
             "--set",
             help="override a measuring field, or with --revisions state one of the training: --set measure_tokens=4096",
         ),
     ] = None
     out: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option("-o", "--out", help="folder for the record, or with --revisions a results folder"),
     ] = None
-    device: option.Device = "auto"
+    device: Device = "auto"
     revisions: Annotated[
-        option.Names | None,
+        Names | None,
         Option(help="many checkpoints, by step: 'step*', step1000,step2000; of the hub, or folders in MODEL"),
     ] = None
     name: Annotated[str | None, Option(help="with --revisions: of the training; default the model's")] = None
     tokens_per_step: Annotated[int | None, Option(min=1, help="with --revisions: of an optimizer step")] = None
     keep: Annotated[int | None, Option(min=0, max=0, help="with --revisions: 0 deletes each download after use")] = None
 
-    models: Annotated[
-        option.Folder | None, Option(help="file of many models (`init models`), each a record in DIR of -o")
-    ] = None
+    models: Annotated[Folder | None, Option(help="file of many models (`init models`), each a record in DIR of -o")] = (
+        None
+    )
 
     def compute(self) -> "MeasurementResult | QueryResult":
         """What can be refused is refused before the model is loaded."""
@@ -205,7 +206,7 @@ def _tell(name: str, known: "Mapping[str, Any]", left: int) -> None:
 @option.command
 def measure(
     given: MeasureCommand,
-    format: option.TableOrJson = "table",
+    format: TableOrJson = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.store.degeneracy import reasons_of_run

@@ -11,7 +11,8 @@ from typing import get_args
 
 from typer import Exit
 
-from sparsedepth.cli import option, preflight
+from sparsedepth.cli import preflight
+from sparsedepth.cli.option import SlurmOptions
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_ranking
 from sparsedepth.cli.start_sweep import runtime_config
 from sparsedepth.cluster.array import StuckTasks, TaskArray, check
@@ -38,7 +39,7 @@ MAX_DEFAULT_TASKS = 64
 
 
 def request_of(
-    on: str | None, given: option.SlurmOptions, max_attempts: int = 2, storage: str | None = None
+    on: str | None, given: SlurmOptions, max_attempts: int = 2, storage: str | None = None
 ) -> Request | None:
     """What --on slurm asks for, or None without it. Raises ValueError for an option that needs it."""
     if on is None:

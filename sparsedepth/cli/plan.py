@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from sparsedepth.cli import option, preflight, pricing
+from sparsedepth.cli.option import DefinitionOptions, Folder, Input, SlurmOptions
 from sparsedepth.cli.start_sweep import definition_of, machine_for, runtime_config
 from sparsedepth.words.plain_text import wrapped
 from sparsedepth.words.price import array_lines, forecast_lines
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanCommand(option.SlurmOptions, option.DefinitionOptions):
+class PlanCommand(SlurmOptions, DefinitionOptions):
     """What a sweep costs on this machine or another (`priced`), and with `pilot` or `seed_sd` the effects that it can
     detect (`power`). Raises ValueError for what cannot be priced."""
 
-    file: Annotated[option.Input | None, Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None
+    file: Annotated[Input | None, Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None
     _: KW_ONLY
     calibrated: Annotated[bool, Option("--calibrate", help="time real steps of each model shape")] = False
     pilot: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option(help="earlier results, for the noise; of a ladder, or its table"),
     ] = None
     seed_sd: Annotated[float | None, Option(help="instead of --pilot: that noise, such as 0.05")] = None
     effect: Annotated[float | None, Option(help="with either: print the seeds needed to detect this")] = None
     on: Annotated[str | None, Option(help="another device: cpu, a100, h100, h200; or slurm")] = None
-    out: Annotated[option.Folder | None, Option("-o", "--out", help="results folder: also price what remains")] = None
+    out: Annotated[Folder | None, Option("-o", "--out", help="results folder: also price what remains")] = None
 
     @property
     def results(self) -> Path | None:
@@ -130,17 +131,16 @@ def plan(
 
     found = given.compute()
     power = found.power
-    lines = []
     more = {"power": [asdict(row) for row in power.powers]} if power else {}
     more |= {"forecasts": [row._asdict() for row in found.forecasts]} if found.forecasts else {}
     pricing.print_price(found.plan, found.priced, format, **more)
-    if power:
-        lines = [power_text(power)]
-        table = power_table(power.powers, power.unit, power.effect)
-        lines += [fitted_table(table).text] if power.powers else []
     if format == "table":
+        lines = forecast_lines(found.forecasts)
+        lines += [power_text(power)] if power else []
+        if power and power.powers:
+            lines.append(fitted_table(power_table(power.powers, power.unit, power.effect)).text)
         lines += array_lines(found.array) if found.array else []
-        print(wrapped([*forecast_lines(found.forecasts), *lines]), end="")
+        print(wrapped(lines), end="")
 
 
 def _setup_on(on: str, plan: "Plan", given: PlanCommand) -> "PricingSetup":
@@ -191,13 +191,11 @@ def detectable_effects(
 
     objective = definition.objective
     tuned = tuple(definition.tune)
-    if pilot is None:
-        noise = PilotNoise(own=seed_sd or 0.0)
-        source = "assumed"
-    else:
+    noise = PilotNoise(own=seed_sd or 0.0)
+    if pilot is not None:
         with open_store(pilot) as store:
             noise = pilot_noise(store.frame("select * from runs"), objective)
-            source = f"of {pilot}"
+    source = f"of {pilot}" if pilot else "assumed"
     configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:

@@ -99,8 +99,8 @@ class ProgressDisplay:
         new = [state for state in states if state.state == "complete" and state.run_id not in self.summaries]
         for state in new:
             self.summaries[state.run_id] = {}
-            with contextlib.suppress(OSError, ValueError):
-                if self.console.is_terminal or not self.is_first:
+            if self.console.is_terminal or not self.is_first:
+                with contextlib.suppress(OSError, ValueError):
                     self.summaries[state.run_id] = read_summary(self.results, state.run_id)
         progress = self.progress(states)
         if self.console.is_terminal:
@@ -121,25 +121,22 @@ class ProgressDisplay:
         shared = dict(zip((config.run_id for config in configs), shared_steps(configs), strict=True))
         done = total = gained = 0.0
         for state in states:
-            steps = 1
-            taken_over = 0
-            flops_per_step = 1.0
+            steps, taken_over, flops_per_step = 1, 0, 1
             if config := state.config:
-                steps = config.n_steps
-                taken_over = shared[config.run_id]
-                flops_per_step = float(cost(config).flops_per_token * config.batch_tokens)
+                steps, taken_over = config.n_steps, shared[config.run_id]
+                flops_per_step = cost(config).flops_per_token * config.batch_tokens
             steps_done = steps if state.state in WITHOUT_RESULT else state.done * steps
             own = max(steps_done - taken_over, 0.0) * flops_per_step
             gained += own - self.initial.setdefault(state.run_id, own)
-            done = done + own
-            total = total + (steps - taken_over) * flops_per_step
+            done += own
+            total += (steps - taken_over) * flops_per_step
         self.expected = max(self.expected, len(states))  # tuning may have extended a grid
         total *= self.expected / max(1, len(states))  # of runs at values that tuning has yet to choose
         elapsed = time.monotonic() - self.started
         share = done / total if total else 0.0
         left = elapsed * (total - done) / gained if gained > 0.005 * (total - done) else None
-        running = [state.progress for state in states if state.state == "running"]
-        longest = max((each.left for each in running if each and each.left is not None), default=0.0)
+        running = [state.progress.left for state in states if state.state == "running" and state.progress]
+        longest = max(filter(None, running), default=0.0)
         return Progress(
             definition=self.definition,
             states=states,
@@ -175,6 +172,4 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
             print(told)
             return
         ranking = best(store, definition.objective, top=20)
-    print(f"\n{heading(ranking)}\n{ranking_table(ranking)}")
-    folder = quote(str(out))
-    print(next_text(folder, definition.is_search))
+    print(f"\n{heading(ranking)}\n{ranking_table(ranking)}\n{next_text(quote(str(out)), definition.is_search)}")

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import FolderOptions, Format, OutFile, SkipDamaged
 from sparsedepth.files import write_bytes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import caution, weakness_text
@@ -60,10 +61,10 @@ def query(
     ] = None,
     ask: Annotated[str | None, Option(help="answer a saved question; without a name, list them")] = None,
     schema: Annotated[bool, Option("--schema", help="list all columns with unit and meaning")] = False,
-    format: option.Format = None,
-    out: option.OutFile = None,
+    format: Format = None,
+    out: OutFile = None,
     timeout: Annotated[float, Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
-    skip_damaged: option.SkipDamaged = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
     folders = list(arguments or [])
@@ -99,7 +100,7 @@ def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_dama
 
 
 @dataclass(frozen=True)
-class SqlCommand(option.FolderOptions):
+class SqlCommand(FolderOptions):
     """The rows of a read-only SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, evals, of which
     `frame()` makes a DataFrame; `sparsedepth query DIR --schema` lists the columns. `timeout` in seconds.
 
@@ -115,7 +116,7 @@ class SqlCommand(option.FolderOptions):
 
 
 @dataclass(frozen=True)
-class AskCommand(option.FolderOptions):
+class AskCommand(FolderOptions):
     """The rows of a saved question's answer, as a QueryResult with `frame()`; those of 'variance' and 'depth' are
     effects. The `sentence` of these two is what `sparsedepth query DIR --ask` begins with.
 
@@ -164,7 +165,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
 
 
 @dataclass(frozen=True)
-class BestCommand(option.FolderOptions):
+class BestCommand(FolderOptions):
     """Configurations ranked by their mean over seeds, with interval and baseline: the table of `store.best.Ranking`
     plus `setting`, the differences from the baseline. `attrs["heading"]` describes the table.
 
@@ -197,8 +198,8 @@ class BestCommand(option.FolderOptions):
 def best(
     given: BestCommand,
     again: Annotated[Path | None, Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
-    format: option.Format = None,
-    out: option.OutFile = None,
+    format: Format = None,
+    out: OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
     from sparsedepth.store.connection import TIME_LIMIT
@@ -234,7 +235,7 @@ def _print_verifications(folders: list[Path]) -> None:
 
 
 @dataclass(frozen=True)
-class EffectsCommand(option.FolderOptions):
+class EffectsCommand(FolderOptions):
     """The effect of every setting at every depth, with its interval: a QueryResult, of which `frame()` makes a
     DataFrame; `part` 'chain': the links from sparsity to the loss; `currency` 'speedup': compute multipliers.
 
@@ -257,7 +258,7 @@ class EffectsCommand(option.FolderOptions):
 
 
 @option.command
-def effects(given: EffectsCommand, format: option.Format = None, out: option.OutFile = None) -> None:
+def effects(given: EffectsCommand, format: Format = None, out: OutFile = None) -> None:
     """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
 
     For a search: the importance of each axis to each objective, and its values among the best proposals."""

@@ -12,6 +12,7 @@ from typer import Argument, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Folder, FolderOptions, Objective, RecipeDepth, ResultOptions, WorkerOptions
 from sparsedepth.cli.start_sweep import machine_of, run_driver
 from sparsedepth.words.plain_text import counted
 from sparsedepth.words.runs import search_text
@@ -38,17 +39,17 @@ app = Typer(
 
 
 @dataclass(frozen=True)
-class RecipeCommand(option.FolderOptions):
+class RecipeCommand(FolderOptions):
     """Recommend a configuration from the effects at one depth; returns its card. `out` also writes the RunConfig (YAML)
     and the card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
 
     _: KW_ONLY
     out: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)"),
     ] = None
-    depth: option.RecipeDepth = None
-    objective: option.Objective = "loss"
+    depth: RecipeDepth = None
+    objective: Objective = "loss"
     matched: Annotated[
         str | None, Option(help="a setting may use no more of this than its baseline (default: tokens or flops)")
     ] = None
@@ -146,7 +147,7 @@ def derive(
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyCommand(option.WorkerOptions, option.ResultOptions):
+class VerifyCommand(WorkerOptions, ResultOptions):
     """A verification's runs."""
 
 

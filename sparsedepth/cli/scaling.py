@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option, Typer
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import Deadline, Folder, FolderOptions, Format, OutFile, TextFormat
 from sparsedepth.cli.read import show
 from sparsedepth.words.formats import FORMATS, choose_format, render
 from sparsedepth.words.plain_text import wrapped
@@ -33,7 +34,7 @@ class FitOptions:
     """The depth law fitted to the runs of a folder or a table, how the loss falls with width, depth and data: `fit`
     with its parameters, and `doubts`. Raises ValueError for points that do not determine it."""
 
-    source: Annotated[option.Folder, Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
+    source: Annotated[Folder, Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
     _: KW_ONLY
     fixed: Annotated[list[str] | None, Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None
     without: Annotated[list[str] | None, Option(help="omit a term: width, depth or data; repeatable")] = None
@@ -43,7 +44,7 @@ class FitOptions:
         str | None, Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
     ] = None
     bootstrap: Bootstrap = 500
-    deadline: option.Deadline = 60.0
+    deadline: Deadline = 60.0
 
     def compute(self) -> "Report":
         from sparsedepth.scaling import points
@@ -89,7 +90,7 @@ def law_of(fixed: list[str], without: list[str]) -> "Law":
 @option.command
 def fit(
     given: FitOptions,
-    format: option.TextFormat = "table",
+    format: TextFormat = "table",
 ) -> None:
     """Fit L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E: width m, depth l, training tokens D."""
     from sparsedepth.scaling.report import as_object, parameter_table
@@ -126,7 +127,7 @@ def plot(
 
 
 @option.command
-def depth(given: option.FolderOptions, format: option.Format = None, out: option.OutFile = None) -> None:
+def depth(given: FolderOptions, format: Format = None, out: OutFile = None) -> None:
     """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
 
     Of a ladder of shapes, one run each of many widths and depths: the best depth per width at each budget. The figure
@@ -147,10 +148,10 @@ def depth(given: option.FolderOptions, format: option.Format = None, out: option
 
 @option.command
 def carry(
-    given: option.FolderOptions,
+    given: FolderOptions,
     at: Annotated[list[str], Option(help="shape whose lr is carried: --at n_layers=6; repeatable")],
-    format: option.Format = None,
-    out: option.OutFile = None,
+    format: Format = None,
+    out: OutFile = None,
 ) -> None:
     """Measure what carrying lr from one shape to the others adds to the loss, in runs tuned at every shape."""
     from sparsedepth.config.load import parse_settings

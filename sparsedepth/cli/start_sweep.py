@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsedepth.cli import option, preflight, pricing
+from sparsedepth.cli.option import DefinitionOptions, Number, RuntimeOptions, SweepOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
@@ -26,16 +27,14 @@ class StoppedAtCheckpoint(KeyboardInterrupt):
         self.exit_code = exit_code
 
 
-def definition_of(given: option.DefinitionOptions) -> "SweepDefinition":
+def definition_of(given: DefinitionOptions) -> "SweepDefinition":
     """The sweep of --vary, --set, ... or of a file. Raises ValueError."""
     from sparsedepth.cli.input_file import sweep_definition
 
     return sweep_definition(given.file, given.scale, given.set, given.vary, given.seeds, given.base)
 
 
-def runtime_config(
-    given: option.RuntimeOptions, *, threads: int | None = None, stack: "option.Number" = "auto"
-) -> "RuntimeConfig":
+def runtime_config(given: RuntimeOptions, *, threads: int | None = None, stack: "Number" = "auto") -> "RuntimeConfig":
     """The runtime of --device, --threads and --stack, overridden by --runtime KEY=VALUE."""
     from sparsedepth.config.load import build, parse_settings, parse_yaml
     from sparsedepth.config.runtime import RuntimeConfig
@@ -52,7 +51,7 @@ def runtime_config(
     )
 
 
-def machine_of(given: option.WorkerOptions, max_attempts: int = 2, nodes: int = 1) -> "Machine":
+def machine_of(given: WorkerOptions, max_attempts: int = 2, nodes: int = 1) -> "Machine":
     """The devices and workers of a command. Raises ValueError for GPUs that do not exist."""
     from sparsedepth.sweep.machine import machine, parse_gpus
 
@@ -61,7 +60,7 @@ def machine_of(given: option.WorkerOptions, max_attempts: int = 2, nodes: int = 
     return machine(given.workers, runtime, max_attempts, gpus, given.gpus_per_run, nodes)
 
 
-def machine_for(plan: "Plan", given: option.WorkerOptions, results: Path | None, max_attempts: int = 2) -> "Machine":
+def machine_for(plan: "Plan", given: WorkerOptions, results: Path | None, max_attempts: int = 2) -> "Machine":
     """As `machine_of`; without --workers a GPU is shared by as many runs as measurements show to be of use."""
     from sparsedepth.plan.price import workers_per_gpu
 
@@ -78,7 +77,7 @@ def machine_for(plan: "Plan", given: option.WorkerOptions, results: Path | None,
     return shared_by(workers_per_gpu(plan.expected_runs(), setup_of))
 
 
-def make_driver(given: option.SweepOptions, definition: "SweepDefinition") -> "Driver":
+def make_driver(given: SweepOptions, definition: "SweepDefinition") -> "Driver":
     """A sweep that is checked, but not started."""
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver

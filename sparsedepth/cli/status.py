@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from sparsedepth.cli import option
+from sparsedepth.cli.option import TableOrJson
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import counted, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
@@ -100,7 +101,7 @@ def status(
     given: StatusCommand,
     watch: Annotated[bool, Option("--watch", help="repeat until no run is left")] = False,
     every: Annotated[float, Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
-    format: option.TableOrJson = "table",
+    format: TableOrJson = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
     if format == "json" and watch:

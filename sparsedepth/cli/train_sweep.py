@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from sparsedepth.cli import option, preflight, pricing
+from sparsedepth.cli.option import (
+    Folder,
+    Input,
+    Out,
+    RuntimeOptions,
+    Settings,
+    SlurmOptions,
+    StorageOptions,
+    SweepOptions,
+    WorkerOptions,
+)
 from sparsedepth.cli.start_sweep import (
     StoppedAtCheckpoint,
     definition_of,
@@ -34,21 +45,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainCommand(option.RuntimeOptions):
+class TrainCommand(RuntimeOptions):
     """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
     run or Hugging Face folder with the initial weights.
 
     The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint."""
 
-    file: Annotated[option.Input, Argument(help="run configuration (YAML)")]
-    out: option.Out
+    file: Annotated[Input, Argument(help="run configuration (YAML)")]
+    out: Out
     _: KW_ONLY
-    set: Annotated[option.Settings | None, Option("--set", help="override a field: --set n_layers=24; repeatable")] = (
-        None
-    )
+    set: Annotated[Settings | None, Option("--set", help="override a field: --set n_layers=24; repeatable")] = None
     threads: Annotated[int | None, Option(min=1, help="CPU threads; default all")] = None
     from_: Annotated[
-        option.Folder | None,
+        Folder | None,
         Option("--from", help="run or Hugging Face folder with the initial weights; default random"),
     ] = None
 
@@ -90,7 +99,7 @@ class TrainCommand(option.RuntimeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCommand(option.SweepOptions):
+class SweepCommand(SweepOptions):
     """Run every configuration and seed of a sweep into the folder `out`; returns the state of each run.
 
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint."""
@@ -104,7 +113,7 @@ class SweepCommand(option.SweepOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepAnywhereCommand(option.SlurmOptions, option.SweepOptions):
+class SweepAnywhereCommand(SlurmOptions, SweepOptions):
     """A sweep, here or on Slurm."""
 
 
@@ -199,7 +208,7 @@ def train(given: TrainCommand) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkCommand(option.WorkerOptions, option.StorageOptions):
+class WorkCommand(WorkerOptions, StorageOptions):
     """What a worker needs."""
 
 
