@@ -13,12 +13,12 @@ nothing is printed. User errors (exit code 2) are ValueErrors with the same text
 options may be a mapping, and so may the content of a YAML file. Only the command line offers --on slurm and `best
 --again`."""
 
-from sparsedepth.cli import option
 from sparsedepth.cli.evaluate import EvaluateCommand
 from sparsedepth.cli.exchange import ExportCommand, ImportCommand, PackCommand
 from sparsedepth.cli.figures import PlotCommand, ReportCommand
 from sparsedepth.cli.judge import JudgeCommand
 from sparsedepth.cli.measure import MeasureCommand
+from sparsedepth.cli.option import call
 from sparsedepth.cli.plan import PlanCommand
 from sparsedepth.cli.read import AskCommand, BestCommand, EffectsCommand, SqlCommand
 from sparsedepth.cli.recipe import RecipeCommand
@@ -26,21 +26,21 @@ from sparsedepth.cli.scaling import FitOptions
 from sparsedepth.cli.status import StatusCommand
 from sparsedepth.cli.train_sweep import SweepCommand, TrainCommand
 
-ask = option.call(AskCommand)
-best = option.call(BestCommand)
-effects = option.call(EffectsCommand)
-evaluate = option.call(EvaluateCommand)
-export = option.call(ExportCommand)
-import_runs = option.call(ImportCommand)
-judge = option.call(JudgeCommand)
-measure = option.call(MeasureCommand)
-pack = option.call(PackCommand)
-plan = option.call(PlanCommand)
-plot = option.call(PlotCommand)
-query = option.call(SqlCommand)
-recipe = option.call(RecipeCommand)
-report = option.call(ReportCommand)
-scaling = option.call(FitOptions)
-status = option.call(StatusCommand)
-sweep = option.call(SweepCommand)
-train = option.call(TrainCommand)
+ask = call(AskCommand)
+best = call(BestCommand)
+effects = call(EffectsCommand)
+evaluate = call(EvaluateCommand)
+export = call(ExportCommand)
+import_runs = call(ImportCommand)
+judge = call(JudgeCommand)
+measure = call(MeasureCommand)
+pack = call(PackCommand)
+plan = call(PlanCommand)
+plot = call(PlotCommand)
+query = call(SqlCommand)
+recipe = call(RecipeCommand)
+report = call(ReportCommand)
+scaling = call(FitOptions)
+status = call(StatusCommand)
+sweep = call(SweepCommand)
+train = call(TrainCommand)

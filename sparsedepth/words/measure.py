@@ -61,19 +61,15 @@ def tokens_text(given: "TokenArrays", config: "MeasureOnlyConfig", *, is_halved:
 def evaluation_text(evaluation: "Evaluation", note: str) -> str:
     """The scores of a task with their errors; `note` says where they are stored."""
     without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    lines = [
-        f"{evaluation.task} (version {evaluation.task_version}){without}: {evaluation.n} documents  {note}".rstrip()
-    ]
+    text = f"{evaluation.task} (version {evaluation.task_version}){without}: {evaluation.n} documents  {note}".rstrip()
     for result in evaluation.results:
         value = "-" if result.value is None else f"{result.value:.4g}"
         error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
         error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
-        lines.append(f"  {metric_name(result):26} {value}{error}")
+        text += f"\n  {metric_name(result):26} {value}{error}"
     if evaluation.n_truncated:
-        lines.append(
-            f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off"
-        )
-    return "\n".join(lines)
+        text += f"\n  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off"
+    return text
 
 
 def metric_name(result: "Result", metric: str | None = None) -> str:

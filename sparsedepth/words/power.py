@@ -20,11 +20,9 @@ def power_text(found: "DetectableEffects") -> str:
     fields = " and ".join(found.tuned)
     df = f", {noise.df:.3g} df, its uncertainty included" if noise.df else ""
     of = "of ln loss" if found.is_ladder else unit
-    parts = [f"{noise.own:.3g} {of} between the runs of a setting ({found.source}{df})"]
-    if found.tuned and noise.choice:
-        parts.append(f"{noise.choice:.3g} from choosing {fields}")
-    elif found.tuned:
-        parts.append(f"none assumed from choosing {fields}, which a pilot with tuning would measure")
+    choice = f"; none assumed from choosing {fields}, which a pilot with tuning would measure"
+    choice = f"; {noise.choice:.3g} from choosing {fields}" if noise.choice else choice
+    choice = choice if found.tuned else ""
     needed = "" if found.effect is None else f"; seeds wanted: for an effect of {size_in_unit(found.effect, unit)}"
     seen = (
         f"what a setting is worth in compute, the same at every size, that such a ladder shows with {POWER:.0%} power "
@@ -33,7 +31,8 @@ def power_text(found: "DetectableEffects") -> str:
         else f"the effect on {found.objective} that such a sweep detects with {POWER:.0%} power (adjusted p "
         f"below {ALPHA} over the settings at a depth, as in `effects`){needed}"
     )
-    return f"power: detectable: {seen}\nnoise (standard deviation): {'; '.join(parts)}"
+    size = f"{noise.own:.3g} {of} between the runs of a setting ({found.source}{df}){choice}"
+    return f"power: detectable: {seen}\nnoise (standard deviation): {size}"
 
 
 def size_in_unit(value: float, unit: str) -> str:

@@ -214,8 +214,10 @@ def card_markdown(card: "Card", table: "QueryResult") -> str:
     if card.holdout and card.holdout.predictions:
         rows = [(p.setting, effect_text(p.predicted), effect_text(p.measured)) for p in card.holdout.predictions]
         lines = [("setting", "predicted", "measured"), ("---",) * 3, *rows]
-        parts.append(f"At {card.holdout.depth} layers, from those at {', '.join(map(str, card.holdout.fitted_on))}:")
-        parts.append("\n".join(f"| {' | '.join(map(_inert, line))} |" for line in lines))
+        parts += [
+            f"At {card.holdout.depth} layers, from those at {', '.join(map(str, card.holdout.fitted_on))}:",
+            "\n".join(f"| {' | '.join(map(_inert, line))} |" for line in lines),
+        ]
     if verification:
         parts += [f"Verification: {_inert(verification_text(card))}", _bullets(ingredient_texts(card))]
     return "\n\n".join([*parts, "## Provenance", _bullets(_provenance(card))]) + "\n"

@@ -136,15 +136,14 @@ def depth_sentence(compared: Mapping[str, "pd.DataFrame"], crossovers: Sequence[
     if "none" in compared:
         return f"The depths differ in tokens and in FLOPs: what depth alone does is not shown; {NO_COST}."
     tokens, flops = compared["tokens"], compared["flops"]
-    parts = [_at_equal_tokens(tokens, cells) if len(tokens) else "no runs at equal tokens"]
+    at_tokens = _at_equal_tokens(tokens, cells) if len(tokens) else "no runs at equal tokens"
+    cost = NO_COST
     if crossovers:
-        parts.append(f"at equal FLOPs {_cost_text(crossovers)}")
+        cost = f"at equal FLOPs {_cost_text(crossovers)}"
     elif len(flops):
         budget = flops_text(flops["train_flops"].mean())
-        parts.append(f"at equal FLOPs ({budget}) {cells.outcome} is not shown to differ between depths{_missed(flops)}")
-    else:
-        parts.append(NO_COST)
-    return sentence_of("; ".join(parts))
+        cost = f"at equal FLOPs ({budget}) {cells.outcome} is not shown to differ between depths{_missed(flops)}"
+    return sentence_of(f"{at_tokens}; {cost}")
 
 
 def _at_equal_tokens(rows: "pd.DataFrame", cells: "Cells") -> str:
@@ -158,18 +157,14 @@ def _at_equal_tokens(rows: "pd.DataFrame", cells: "Cells") -> str:
 
 def _cost_text(crossovers: Sequence["Crossover"]) -> str:
     """'8 and 16 layers are worth their cost (16: at 1e13 FLOPs -0.08 nat/token (...) against 8 layers); ...'"""
-    phrases = {
-        "worth it": "are worth their cost",
-        "not worth it": "are not worth their cost",
-        "not known": "are not known to be worth their cost",
-    }
-    parts = []
-    for verdict, phrase in phrases.items():
+    text = ""
+    for verdict, known in {"worth it": "", "not worth it": "not ", "not known": "not known to be "}.items():
         if of_verdict := [one for one in crossovers if one.verdict == verdict]:
             names = [str(one.n_layers) for one in of_verdict]
             size = at_largest(of_verdict[-1])
-            parts.append(f"{listed(names)} layers {phrase}{f' ({names[-1]}: {size})' if names[1:] else f': {size}'}")
-    return "; ".join(parts)
+            size = f" ({names[-1]}: {size})" if len(names) > 1 else f": {size}"
+            text += f"; {listed(names)} layers are {known}worth their cost{size}"
+    return text.removeprefix("; ")
 
 
 def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) -> tuple[str, ...]:
@@ -243,19 +238,18 @@ def search_sentences(ranking: "Ranking", search: str, folders: str) -> Iterator[
 def counts(results: "pd.DataFrame | None", n_trained: int, n_models: int) -> str:
     """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models.
     `results`: rows of `runs`; None without trained runs."""
-    parts = []
+    trained = ""
     if results is not None and results.empty:
-        parts.append(f"{counted(n_trained, 'run')} of tuning, and none of the results yet")
+        trained = f"{counted(n_trained, 'run')} of tuning, and none of the results yet"
     elif results is not None:
         finished = results[results["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted({*results["n_layers"]})))
         n_seeds = finished.groupby("cell_id")["seed"].nunique()
         seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
         seeds = seeds if n_seeds.any() else "unknown"
-        parts.append(
+        trained = (
             f"{counted(len(finished), 'run')} of {counted(len(n_seeds), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
         )
-    if n_models:
-        parts.append(f"{counted(n_models, 'model')} measured without a known training configuration")
-    return f"{'; '.join(parts)}."
+    models = f"{counted(n_models, 'model')} measured without a known training configuration" if n_models else ""
+    return f"{'; '.join(filter(None, (trained, models)))}."

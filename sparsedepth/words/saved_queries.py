@@ -21,11 +21,12 @@ def answer_text(found: "Answered") -> str:
         return f"{wrapped([query.asks])}none: {none if found.has_runs else 'there is no complete run'}"
     table = fitted_table(found.shown, found.optional, max_rows=query.max_rows)
     remarks = [query.asks, query.explains, *_degenerate(found), *map(caution, found.scores)]
-    if settings and "lo" in found.result.columns:
-        is_cut = any(row["lo"] == 0 for row in found.result.records())
-        interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
-        remarks.append(interval if "lo" in table.columns else f"an interval needs {query.n_for_interval} seeds")
     if settings:
+        if "lo" in table.columns:
+            is_cut = any(row["lo"] == 0 for row in found.result.records())
+            remarks.append(f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}")
+        elif "lo" in found.result.columns:
+            remarks.append(f"an interval needs {query.n_for_interval} seeds")
         remarks += [
             cost_text(settings, table.columns),
             baseline_text(settings) if "setting" in table.columns else "",

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sparsedepth.run.scratch import Allocation
     from sparsedepth.sweep.status import BestRun, RunState, State, SweepSummary
 
+STATES: "Sequence[State]" = "complete", "running", "interrupted", "failed", "infeasible", "pruned", "damaged"
+"""Of runs that are not planned; the first four are always told."""
 RUN_LINE = re.compile(r"  \w+ [0-9a-f]{12}\b")
 """A line about one run: '  interrupted 333333333333 (task 12_3 on n3): preemption'."""
 
@@ -27,54 +29,56 @@ def status_text(status: "SweepStatus") -> str:
 
 def status_lines(status: "SweepStatus") -> list[str]:
     """The question, counts, each running run, what Slurm says, causes of failures, the best run and remarks."""
+    return [*map(visible, _lines(status))]
+
+
+def _lines(status: "SweepStatus") -> Iterator[str]:
     summary = status.summary
     names = status.trunks
     definition = summary.definition
     states = summary.states
-    lines = [f"{definition.name}: {definition.question}"] if definition else []
-    lines.append(counts_text(summary))
+    if definition:
+        yield f"{definition.name}: {definition.question}"
+    yield counts_text(summary)
     if names:
-        lines.append(trunks_text(names, {state.run_id for state in states if state.state == "complete"}))
+        yield trunks_text(names, {state.run_id for state in states if state.state == "complete"})
     for state in states:
         if state.state == "running":
             trunk = f" ({names[state.run_id]})" if state.run_id in names else ""
-            lines.append(f"  running {running_text(state, state.run_id)}{task_text(state.starts)}{trunk}")
-    if definition is None:
-        resume = "run the same command again to resume"
-        lines += [f"  interrupted {state.run_id}: {resume}" for state in states if state.state == "interrupted"]
+            yield f"  running {running_text(state, state.run_id)}{task_text(state.starts)}{trunk}"
+    for state in states if definition is None else ():
+        if state.state == "interrupted":
+            yield f"  interrupted {state.run_id}: run the same command again to resume"
     if status.array:
-        lines += array_status_lines(status.array)
+        yield from array_status_lines(status.array)
     if summary.node_hours is not None:
         n_complete = summary.counts["complete"]
         per_run = f", {summary.node_hours / n_complete:.3g} per complete run" if n_complete else ""
-        lines.append(f"  used: {summary.node_hours:.3g} node hours by the runs' own clocks{per_run}")
-    lines += [f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common()]
+        yield f"  used: {summary.node_hours:.3g} node hours by the runs' own clocks{per_run}"
+    yield from (f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common())
     if summary.best:
         advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
         advice = "no result is complete yet" if summary.best.is_of_tuning else advice
-        lines.append(f"  {best_text(summary.best)}; {advice}")
-    return [visible(line) for line in (*lines, *(f"  {remark}" for remark in remark_lines(summary)))]
+        yield f"  {best_text(summary.best)}; {advice}"
+    yield from (f"  {remark}" for remark in remark_lines(summary))
 
 
-def array_status_lines(array: "ArrayStatus") -> list[str]:
+def array_status_lines(array: "ArrayStatus") -> Iterator[str]:
     """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
     tasks = f"unknown ({array.problem})" if array.problem else tasks_text(array.active)
-    lines = [f"  tasks of {array.name}: {tasks}"]
+    yield f"  tasks of {array.name}: {tasks}"
     if array.stuck:
-        lines.append(f"  {stuck_text(array.stuck)}")
+        yield f"  {stuck_text(array.stuck)}"
     for state, end, task in array.stopped:
         reason = end_text(end, state.starts[-1], task)
         why = reason if state.state == "interrupted" else state.reason or reason  # not why an earlier attempt failed
-        lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}")
-    return lines
+        yield f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}"
 
 
 def counts_text(summary: "SweepSummary") -> str:
     """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of an adaptive sampler, whose proposals are
     unknown, without 'planned', but at most how many there will be."""
-    shown: list[State] = ["complete", "running", "interrupted", "failed"]
-    shown += [state for state in ("infeasible", "pruned", "damaged") if summary.counts[state]]
-    shown += ["planned"] * summary.is_grid
+    shown = [state for state in STATES if summary.counts[state] or state in STATES[:4]] + ["planned"] * summary.is_grid
     at_most = "" if summary.is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
     return ", ".join(f"{summary.counts[state]} {state}" for state in shown) + at_most
 
@@ -89,23 +93,22 @@ def best_text(best: "BestRun") -> str:
 
 def running_text(state: "RunState", name: str) -> str:
     """A running run's phase, share done, loss and estimated time left."""
-    if state.progress is None:
+    progress = state.progress
+    if progress is None:
         return f"{name}: starting"
-    parts = [state.progress.phase, f"{state.progress.done:.0%}"]
-    if state.progress.loss is not None:
-        parts.append(f"loss {state.progress.loss:.3f}")
-    if state.progress.left is not None:
-        parts.append(f"about {duration(state.progress.left)} left")
-    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * state.progress.is_silent
+    loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+    left = "" if progress.left is None else f", about {duration(progress.left)} left"
+    silent = " (no output for minutes)" * progress.is_silent
+    return f"{name}: {progress.phase}, {progress.done:.0%}{loss}{left}{silent}"
 
 
 def trunks_text(names: Mapping[str, str], complete: Collection[str]) -> str:
     """'4 trunks (3 complete) with 12 branches (9 complete)', by what each run is called."""
-    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
-    branches = [run_id for run_id in names if run_id not in trunks]
-    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
-    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
-    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True))
+    trunks = {run_id for run_id, name in names.items() if name.startswith("trunk")}
+    branches = names.keys() - trunks
+    n_done, n_branches_done = (len(runs & {*complete}) for runs in (trunks, branches))
+    with_branches = f"{len(branches)} branch{'es' * (len(branches) != 1)} ({n_branches_done} complete)"
+    return f"{counted(len(trunks), 'trunk')} ({n_done} complete) with {with_branches}"
 
 
 def task_text(starts: "Sequence[Allocation]") -> str:
