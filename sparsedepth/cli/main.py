@@ -52,10 +52,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
         fix = FIXES.get(error.errno or 0)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}{f'; {fix}' if fix else ''}", 2)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # errors of the command-line parser have one
+        message = getattr(error, "format_message", None)  # errors of the command-line parser have one
+        if message is None:
             raise
-        code = 2
-        text = error.format_message()
+        text, code = message(), 2
         if type(error).__name__ == "NoArgsIsHelpError":  # by name: click and typer each have their own
             print(text)
         else:

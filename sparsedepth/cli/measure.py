@@ -200,7 +200,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _tell(name: str, known: "Mapping[str, Any]", left: int) -> None:
-    print(told_text(name, known, left), file=sys.stderr, flush=True)
+    option.aside(told_text(name, known, left))
 
 
 @option.command

@@ -1,7 +1,6 @@
 """`sweep --on slurm` and `plan --on slurm`: run a sweep as a Slurm job array. Imported where they are asked for."""
 
 import math
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -9,10 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import get_args
 
-from typer import Exit
-
 from sparsedepth.cli import preflight
-from sparsedepth.cli.option import SlurmOptions
+from sparsedepth.cli.option import SlurmOptions, aside, stop
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_ranking
 from sparsedepth.cli.start_sweep import runtime_config
 from sparsedepth.cluster.array import StuckTasks, TaskArray, check
@@ -146,12 +143,11 @@ def sweep_on_slurm(
     try:
         states = _follow(plan, array)
     except KeyboardInterrupt:
-        print(
+        stop(
             f"\nthe array {array.name} keeps running; run the same command again to follow it, "
             f"or `sparsedepth stop {quote(str(results))}` to stop it",
-            file=sys.stderr,
+            130,
         )
-        raise Exit(130) from None
     _print_result(definition, states, array, plan.expected)
 
 
@@ -177,9 +173,9 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
             try:
                 active = [task for task in array.queued() if task.is_active]
             except ValueError as error:
-                print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
+                aside(f"sparsedepth: warning: {error}; the tasks keep running")
             if active is not None and (line := tasks_text(active)) != printed:
-                print(f"tasks: {line}", file=sys.stderr, flush=True)
+                aside(f"tasks: {line}")
                 printed = line
             if runs is None or definition.tune:  # finished tuning runs determine the next runs
                 runs = plan.configs(index.loss_of)
@@ -202,10 +198,9 @@ def _print_result(definition: SweepDefinition, states: list[RunState], array: Ta
         print_ranking(definition, array.results)
     if missing:
         if stuck := array.stuck():
-            print(stuck_text(stuck), file=sys.stderr)
-        print(
+            aside(stuck_text(stuck))
+        stop(
             f"no task is left and {missing} of {expected} runs are missing; see `sparsedepth status` and the logs in "
             f"{array.folder}/*.log, and run the same command again to resume",
-            file=sys.stderr,
+            1,
         )
-        raise Exit(1)

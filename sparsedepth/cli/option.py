@@ -5,12 +5,13 @@ Folder, Input, ... are what a Python call accepts for a type checker, and what t
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from sparsedepth.files import check_not_empty, check_parent
 
@@ -97,6 +98,17 @@ def path(out: Path | str) -> Path:
 
 def path_of_file(out: Path | str | None) -> Path | None:
     return None if out is None else path(out)
+
+
+def aside(text: object) -> None:
+    """Tell people what programs that read stdout do not want."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def stop(text: object, code: int) -> NoReturn:
+    """End a command, and say why."""
+    aside(text)
+    raise Exit(code)
 
 
 Out = Annotated[Folder, Option("-o", "--out", help="results folder; created if missing")]

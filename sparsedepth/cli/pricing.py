@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.cli.option import aside
 from sparsedepth.cli.preflight import check_machine
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import duration, visible
@@ -102,7 +103,7 @@ def _flops_tuned_everywhere(plan: "Plan") -> float | None:
 def print_price(plan: "Plan", priced: PricedSweep, format: str = "table", **more: Any) -> None:
     """The text, or the JSON with `more` of it."""
     for note in plan_notes(plan):
-        print(f"note: {visible(note)}", file=sys.stderr)
+        aside(f"note: {visible(note)}")
     print(json.dumps({**priced.as_json(), **more}, indent=1) if format == "json" else price_text(priced).rstrip())
 
 
@@ -216,7 +217,7 @@ def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, 
         print(f"\rtimed {done} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
 
     timings = calibrate(missing, machine, progress)
-    print(file=sys.stderr)
+    aside("")
     return replace(setup, timings=timings)
 
 

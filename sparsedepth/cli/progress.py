@@ -1,7 +1,6 @@
 """Progress of a running sweep, and its final summary."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sparsedepth import quantities
+from sparsedepth.cli.option import aside
 from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.sweep import SweepDefinition
@@ -111,7 +111,7 @@ class ProgressDisplay:
             lines = [share_text(progress), *running_lines(progress)]
         self.is_first = False
         for line in lines:
-            print(line, file=sys.stderr, flush=True)
+            aside(line)
             self.printed_at = time.monotonic()
 
     def progress(self, states: list[RunState]) -> Progress:
@@ -153,10 +153,7 @@ def print_failures(states: list[RunState], out: Path) -> None:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
         elif state.state in FAILED:
-            print(
-                f"{state.state}: run {state.run_id}: {state.reason} (log: {out}/work/{state.run_id}/log.txt)",
-                file=sys.stderr,
-            )
+            aside(f"{state.state}: run {state.run_id}: {state.reason} (log: {out}/work/{state.run_id}/log.txt)")
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:

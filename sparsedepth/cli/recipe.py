@@ -3,12 +3,11 @@
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch."""
 
 import shlex
-import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Exit, Option, Typer
+from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import option
@@ -180,8 +179,8 @@ def verify(
     result = run_driver(driver, retry_failed=given.retry_failed)
     if result.stop() or result.unfinished:
         complete = sum(state.state == "complete" for state in result.states)
-        print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)
-        raise Exit(result.stop.exit_code if result.stop() else 1)
+        code = result.stop.exit_code if result.stop() else 1
+        option.stop(f"{complete} of {expected} runs complete; run the same command again to resume", code)
     if (written := out / card_path(card).name).exists():
         derived = after(derived, read_card(written), definition.seeds)
     with open_store(out) as store:

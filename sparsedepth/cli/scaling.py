@@ -122,7 +122,7 @@ def plot(
     report = given.compute()
     data = draw_law(report.fit, report.boot, out)
     for warning in law_warnings(report):
-        print(f"warning: {warning}", file=sys.stderr)
+        option.aside(f"warning: {warning}")
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
 

@@ -1,7 +1,6 @@
 """From the options of a command to a sweep that may start: its definition, the machine, the driver."""
 
 import signal
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +102,7 @@ def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult"
     display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
     with display, restored_signal_handlers():
         driver.on_progress = display
-        driver.on_note = lambda text: print(text, file=sys.stderr)
+        driver.on_note = option.aside
         return preflight.with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
 
 

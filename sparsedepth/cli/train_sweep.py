@@ -1,6 +1,5 @@
 """`sparsedepth sweep`, `train`, `work`, `stop`: commands that train models, or stop them on Slurm."""
 
-import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -165,12 +164,8 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     for reason, count in result.refused.items():
         print(f"{count} of {definition.n_trials or expected} proposals not run: {visible(reason)}")
     if result.stop():  # tuning may have added runs
-        print(
-            f"stopped with {n_complete} of {max(expected, len(result.states))} runs complete; "
-            "run the same command again to resume",
-            file=sys.stderr,
-        )
-        raise Exit(result.stop.exit_code)
+        runs = f"{n_complete} of {max(expected, len(result.states))} runs"
+        option.stop(f"stopped with {runs} complete; run the same command again to resume", result.stop.exit_code)
     others = {path.parent.name for path in out.glob(f"runs/*/{MARKER}")} - {state.run_id for state in result.states}
     if note := other_runs_text(len(others)):
         print(note)
@@ -180,8 +175,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         failed = any(state.state in FAILED for state in result.states)
         again = "with --retry-failed to try them once more" if failed else "to resume"
         left = counted_are(result.unfinished, "run")
-        print(f"{left} unfinished; run the same command again {again}", file=sys.stderr)
-        raise Exit(1)
+        option.stop(f"{left} unfinished; run the same command again {again}", 1)
 
 
 @option.command
@@ -192,8 +186,7 @@ def train(given: TrainCommand) -> None:
     try:
         run = given.compute()
     except StoppedAtCheckpoint as stopped:
-        print(stopped, file=sys.stderr)
-        raise Exit(stopped.exit_code) from None
+        option.stop(stopped, stopped.exit_code)
 
     from sparsedepth.store.degeneracy import reasons_of_run
     from sparsedepth.train.devices import world
@@ -245,8 +238,7 @@ def work(
         result = driver.join()
     print_failures(result.states, folder)
     if result.stop():
-        print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
-        raise Exit(result.stop.exit_code)
+        option.stop("stopped at a checkpoint; another worker can resume the runs", result.stop.exit_code)
     if any(state.state in FAILED for state in result.states):
         raise Exit(1)
 

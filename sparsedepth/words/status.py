@@ -78,7 +78,8 @@ def array_status_lines(array: "ArrayStatus") -> Iterator[str]:
 def counts_text(summary: "SweepSummary") -> str:
     """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of an adaptive sampler, whose proposals are
     unknown, without 'planned', but at most how many there will be."""
-    shown = [state for state in STATES if summary.counts[state] or state in STATES[:4]] + ["planned"] * summary.is_grid
+    shown: list[State] = [state for state in STATES if summary.counts[state] or state in STATES[:4]]
+    shown += ["planned"] * summary.is_grid
     at_most = "" if summary.is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
     return ", ".join(f"{summary.counts[state]} {state}" for state in shown) + at_most
 
