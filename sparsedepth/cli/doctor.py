@@ -101,11 +101,9 @@ def _packages() -> Iterator[Finding]:
     for text in declared:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            name = requirement.name
-            versions = requirement.specifier
+            name, versions = requirement.name, requirement.specifier
             load = functools.partial(importlib.import_module, name) if name in IMPORTED else None
-            fix = f"pip install '{name}{versions}'"
-            rebuild = f"{_REINSTALL} '{name}==VERSION'"
+            fix, rebuild = f"pip install '{name}{versions}'", f"{_REINSTALL} '{name}==VERSION'"
             yield _package(name, "not installed", fix, load, rebuild, versions)
 
 
@@ -117,8 +115,7 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
     if torch_works:
         from sparsedepth.model import attention, kernels, moe_kernels
 
-        flash = kernels.INSTALL_FLASH
-        blocks = kernels.INSTALL_MEGABLOCKS
+        flash, blocks = kernels.INSTALL_FLASH, kernels.INSTALL_MEGABLOCKS
         yield _package("flash-attn", "for attention", flash, attention.load_flash, kernels.REBUILD_FLASH)
         yield _package("stanford-stk", "for megablocks", blocks)
         yield _package("megablocks", "for experts", blocks, moe_kernels.load_megablocks)
@@ -157,13 +154,10 @@ def _devices() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     yield Finding("system", "threads", f"{counted(threads, 'thread')} in torch")
     if not torch.cuda.is_available():
-        cuda_version = torch.version.cuda
-        driver = shutil.which("nvidia-smi")
-        fact = f"torch is built for CUDA {cuda_version} but finds no GPU"
-        if not cuda_version:
-            fact = "torch is built without CUDA"
-        fix = ("nvidia-smi" if cuda_version else f"{_REINSTALL} torch") if driver else ""
-        yield Finding("system", "cuda", fact, state="missing", fix=fix)
+        fact, fix = "torch is built without CUDA", f"{_REINSTALL} torch"
+        if torch.version.cuda:
+            fact, fix = f"torch is built for CUDA {torch.version.cuda} but finds no GPU", "nvidia-smi"
+        yield Finding("system", "cuda", fact, "missing", fix if shutil.which("nvidia-smi") else "")
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
@@ -185,18 +179,17 @@ def _kernels() -> Iterator[Finding]:
     for part, obstacles in OBSTACLES.items():
         choice = choose(part, "auto", setting)
         for kernel, obstacle in obstacles.items():
-            problem = obstacle(setting)
-            is_chosen = kernel == choice.kernel
-            if problem:
+            if problem := obstacle(setting):
                 yield Finding(part, kernel, problem.reason, "cannot run", problem.fix)
                 continue
-            error = ""
+            is_chosen = kernel == choice.kernel
+            finding = Finding(part, kernel, "only on request", chosen=is_chosen, needed=is_chosen)
             try:
                 _run_kernel(part, kernel, setting)
-            except Exception as problem:  # a kernel may raise anything
-                error = error_text(problem)
-            fact = error or (f"chosen: {choice.reason}" if is_chosen else "only on request")
-            yield Finding(part, kernel, fact, "broken" if error else "ok", chosen=is_chosen, needed=is_chosen)
+            except Exception as error:  # a kernel may raise anything
+                yield replace(finding, fact=error_text(error), state="broken")
+            else:
+                yield replace(finding, fact=f"chosen: {choice.reason}") if is_chosen else finding
 
 
 def _run_kernel(part: "Part", kernel: str, setting: "KernelFacts") -> None:

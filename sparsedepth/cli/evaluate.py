@@ -51,20 +51,16 @@ class EvaluateCommand:
     against: Annotated[ModelName | None, Option(help="second model, compared question by question")] = None
     without: Annotated[str | None, Option(help="also without layers: 5, or 5-8, or 1,2,5-8, or all")] = None
 
-    def ranges(self, n_layers: int) -> list[str]:
-        named = [] if self.without is None else [part.strip() for part in self.without.split(",")]
-        return [*map(str, range(1, n_layers + 1))] if named == ["all"] else [*dict.fromkeys(named)]
-
     def compute(self, tell: Tell = lambda evaluation, note: None) -> Evaluated:
         from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
         from sparsedepth.probe.load import load_model
         from sparsedepth.store.packs import refuse_pack
         from sparsedepth.train.runtime import find_device, measuring_device
 
-        tasks = [self.tasks] if isinstance(self.tasks, str) else self.tasks
-        names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
+        tasks = self.tasks if isinstance(self.tasks, str) else ",".join(self.tasks)
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
         if not names:
-            raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
+            raise ValueError(f"--tasks {tasks!r} names no task of lm-evaluation-harness; name one")
         out = option.path_of_file(self.out)
         if out is not None:
             refuse_pack(out)
@@ -72,8 +68,11 @@ class EvaluateCommand:
         place = measuring_device(find_device(self.device))
         models = [str(name) for name in (self.model, self.against) if name is not None]
         loaded, *other = [load_model(name, device=place, dtype="fp32") for name in models]
-        for layers in (ranges := self.ranges(loaded.probed.n_layers)):
-            layers_left(layers, loaded.probed.n_layers)
+        n_layers = loaded.probed.n_layers
+        ranges = [] if self.without is None else [*dict.fromkeys(map(str.strip, self.without.split(",")))]
+        ranges = [*map(str, range(1, n_layers + 1))] if ranges == ["all"] else ranges
+        for layers in ranges:
+            layers_left(layers, n_layers)
         loaded_tasks = load_tasks(names, None if self.include_path is None else Path(self.include_path), self.limit)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

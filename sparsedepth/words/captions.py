@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, quantity_of_map
 from sparsedepth.quantities.quantity import WATCHED, Row
-from sparsedepth.words.plain_text import counted, sentence_of
+from sparsedepth.words.plain_text import counted, interval, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def same_note(names: Sequence[str]) -> str:
 def point_text(panel: "Panel", row: Row) -> str:
     """'n_layers 12: validation loss (nat/token) 0.531 (0.39 to 0.67), 3 seeds'"""
     label = panel.y_label.replace("\n", " ")
-    ends = f" ({row['lo']:.4g} to {row['hi']:.4g})" if row["lo"] == row["lo"] else ""
-    return f"{panel.x_label} {row['x']:.4g}: {label} {row['mean']:.4g}{ends}, {counted(int(row['n_seeds']), 'seed')}"
+    value = f"{row['mean']:.4g}{interval(row['lo'], row['hi'], '.4g')}"
+    return f"{panel.x_label} {row['x']:.4g}: {label} {value}, {counted(int(row['n_seeds']), 'seed')}"
 
 
 def run_text(row: Row, x: str, y: str) -> str:
@@ -126,8 +126,8 @@ def run_text(row: Row, x: str, y: str) -> str:
 
 def effect_mark(row: Row, has_ratios: bool) -> str:
     """'depth_scale=lns: ×0.61 (0.4 to 0.9), lower'; ends are those drawn."""
-    ends = f" ({row['lo']:.3g} to {row['hi']:.3g})" if row["lo"] == row["lo"] else ""
-    return f"{row['setting']}: {'×' * has_ratios}{row['estimate']:.3g}{ends}, {row['verdict']}"
+    value = f"{row['estimate']:.3g}{interval(row['lo'], row['hi'])}"
+    return f"{row['setting']}: {'×' * has_ratios}{value}, {row['verdict']}"
 
 
 def parallel_caption(n: int, objective: str) -> str:
@@ -278,14 +278,14 @@ FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": "
 
 def profile_title(profile: "LayerProfile", degenerate: Collection[str]) -> str:
     run = profile.run
-    model = profile.run.get("model")
+    model = run.get("model")
     facts = [escaped(model) if isinstance(model, str) else f"run {run['run_id']}", f"{profile.n_layers} layers"]
-    if run.get("origin") == WATCHED:
-        facts.append(f"step {run['steps']:.0f}")
-    for name, unit in FACTS.items():
-        value = run.get(name)
-        if isinstance(value, float) and math.isfinite(value):
-            facts.append(f"{name} {value:#.4g}{unit}{f' {DEGENERATE}' * (name in degenerate)}")
+    facts += [f"step {run['steps']:.0f}"] if run.get("origin") == WATCHED else []
+    facts += [
+        f"{name} {value:#.4g}{unit}{f' {DEGENERATE}' * (name in degenerate)}"
+        for name, unit in FACTS.items()
+        if isinstance(value := run.get(name), float) and math.isfinite(value)
+    ]
     return "   ".join([*facts, *["diverged"] * (run.get("outcome") == "diverged")])
 
 
@@ -306,11 +306,10 @@ def profile_caption(profile: "LayerProfile", degenerate: Mapping[str, str], note
 def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", points: "pd.DataFrame") -> str:
     """'depth: a_l = 1.02 (0.9 to 1.1)', and how many points a logarithmic axis cannot show."""
     exponent = fitted.parameters[f"a_{term.symbol}"]
-    lo, hi = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
-    interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
+    ends = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
     n_hidden = int((points[f"{term.name}_rest"] <= 0).sum())
     hidden = f"\n{counted(n_hidden, 'point')} at or below 0 not shown" if n_hidden else ""
-    return f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval}){hidden}"
+    return f"{term.name}: a_{term.symbol} = {exponent.value:.3f}{interval(*ends, '.2f') or ' (fixed)'}{hidden}"
 
 
 def ladder_caption(n_hidden: int, drifting: Sequence[str], of: str = "compute") -> str:

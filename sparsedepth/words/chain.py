@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sparsedepth.words.effects import size_text
-from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.plain_text import counted, interval, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def evidence_lines(evidence: "LinkEvidence") -> Iterator[str]:
 def _link_text(link: "Link") -> str:
     """'within depth: associated: rho -0.61 (...), adjusted p 0.02; 24 runs of 8 settings'."""
     verdict = "associated" if link.is_associated else "not distinguishable"
-    rho = "rho undefined (too few runs, or one side is constant)" if link.rho is None else f"rho {link.rho:+.2f}"
-    if link.lo is not None and link.hi is not None:
-        p = "" if link.p_adjusted is None else f", adjusted p {link.p_adjusted:.2g}"
-        rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f}){p}"
-    elif link.rho is not None:
-        rho += " (too few settings for an interval)"
+    rho = "rho undefined (too few runs, or one side is constant)"
+    if link.rho is not None:
+        ends = interval(link.lo, link.hi, "+.2f", "95% interval ")
+        p = f", adjusted p {link.p_adjusted:.2g}" if ends and link.p_adjusted is not None else ""
+        rho = f"rho {link.rho:+.2f}{ends or ' (too few settings for an interval)'}{p}"
     left_out = f"; excluded: {link.n_missing} not measured, {link.n_diverged} diverged"
     left_out = left_out if link.n_missing or link.n_diverged else ""
     return f"{link.scope}: {verdict}: {rho}; {_counts_text(link)}{left_out}"
@@ -68,8 +67,8 @@ def _skill_text(skill: "Skill") -> str:
     depths = ", ".join(map(str, skill.depths)) or "none"
     if skill.value is None:
         return f"held-out depths: skill unknown (two depths are needed; these runs have: {depths})"
-    interval = "" if skill.lo is None or skill.hi is None else f" (95% interval {skill.lo:+.2f} to {skill.hi:+.2f})"
-    return f"held-out depths, each of {depths} predicted from the others: skill {skill.value:+.2f}{interval}"
+    value = f"{skill.value:+.2f}{interval(skill.lo, skill.hi, '+.2f', '95% interval ')}"
+    return f"held-out depths, each of {depths} predicted from the others: skill {value}"
 
 
 def _intervention_text(tried: "Intervention") -> str:

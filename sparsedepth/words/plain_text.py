@@ -28,9 +28,9 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def interval(lo: float | None, hi: float | None, digits: str = ".3g") -> str:
+def interval(lo: float | None, hi: float | None, digits: str = ".3g", name: str = "") -> str:
     """' (0.4 to 0.9)'; '' where an end is not known."""
-    return "" if lo is None or hi is None or math.isnan(lo) else f" ({lo:{digits}} to {hi:{digits}})"
+    return "" if lo is None or hi is None or math.isnan(lo) else f" ({name}{lo:{digits}} to {hi:{digits}})"
 
 
 def sentence_of(text: str) -> str:
