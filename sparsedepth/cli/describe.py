@@ -15,7 +15,7 @@ from sparsedepth.cli.option import TextFormat
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
-from sparsedepth.words.plain_text import did_you_mean, terminal_width
+from sparsedepth.words.plain_text import commas, did_you_mean, terminal_width
 from sparsedepth.words.schema import column_text, type_text
 
 Kind = Literal["sweep", "run", "import", "models"]
@@ -32,7 +32,7 @@ def example(kind: Kind, name: str) -> str:
     folder = files("sparsedepth") / "examples" / ("maps" if kind == "import" else "")
     paths = {path.name.removesuffix(".yaml"): path for path in folder.iterdir() if path.name.endswith(".yaml")}
     if kind == "run" or name not in paths:
-        near = did_you_mean(name, paths, f"choose one of {', '.join(sorted(paths))}")
+        near = did_you_mean(name, paths, f"choose one of {commas(sorted(paths))}")
         raise ValueError(f"--like {name!r} is no example of a {kind}; {near if kind != 'run' else 'see `presets`'}")
     return paths[name].read_text(encoding="utf-8")
 

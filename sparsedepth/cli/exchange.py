@@ -12,7 +12,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Deadline, Folder
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.plain_text import commas, counted
 
 if TYPE_CHECKING:
     from sparsedepth.exchange.export import Exported
@@ -39,7 +39,7 @@ def export(given: ExportCommand) -> None:
     """Export a run as a Hugging Face model (Llama, Mixtral, ...), and check that its logits agree."""
     exported = given.compute()
     print(f"written: {exported.folder}, a {exported.family} model of transformers")
-    parity = ", ".join(f"{value:.1e} on {name}" for name, value in exported.parity.items())
+    parity = commas(f"{value:.1e} on {name}" for name, value in exported.parity.items())
     print(f"logits differ by {parity}, in transformers {exported.transformers}")
     for note in exported.notes:
         print(f"note: {note}")

@@ -10,7 +10,7 @@ from typer import Exit, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Folder, FolderOptions, Objective, RecipeDepth
 from sparsedepth.files import check_parent
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import commas, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.plots.draw import Figures
@@ -96,7 +96,7 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     if len({*ours.values()}) > 1:
         ours = dict.fromkeys(ours, "the folder has no rows for them; --figure NAME says what is missing")
     lines = [f"skipped {name}: {why}" for name, why in of_plugins.items()]
-    lines += [f"skipped {', '.join(ours)}: {why}" for why in {*ours.values()}]
+    lines += [f"skipped {commas(ours)}: {why}" for why in {*ours.values()}]
     print(wrapped(lines), end="")
 
 

@@ -13,6 +13,7 @@ from sparsedepth.config.section import Fields
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.words.plain_text import commas
 
 if TYPE_CHECKING:
     from sparsedepth.exchange.start import Start
@@ -49,7 +50,7 @@ def read_input(file: Input, expected: Kind) -> Named:
     if kind in (None, expected):
         return values
     typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "import": MAP_KEYS}
-    keys = ", ".join([name for name in typical[kind] if name in values][:3])
+    keys = commas([name for name in typical[kind] if name in values][:3])
     noun, command = KINDS[kind]
     name = name_of(file)
     raise ValueError(f"{name} is {noun} (it has {keys}), not {KINDS[expected][0]}; use: sparsedepth {command} {name}")

@@ -18,6 +18,7 @@ from sparsedepth.quantities.quantity import Column, Named, without_none
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.degeneracy import notes_on_run
 from sparsedepth.words.measure import model_text, notes_text, summary_text, tokens_text, told_text
+from sparsedepth.words.plain_text import commas
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def measure(
         available = {column.measure for column, _, _ in with_intervals(summary)}
         requested = () if given.measures in (None, "all") else result.config.measures
         if missing := [name for name in requested if name not in available]:
-            print(f"not defined for this model: {', '.join(missing)}; see `sparsedepth metrics` for their requirements")
+            print(f"not defined for this model: {commas(missing)}; see `sparsedepth metrics` for their requirements")
         row = {"outcome": "ok", "n_layers": facts.n_layers, "vocab_size": facts.vocab_size, **summary}
         print(notes_text(notes_on_run(reasons_of_run(row))), end="")
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, 
 from typer import Argument, Exit, Option
 
 from sparsedepth.files import check_not_empty, check_parent
+from sparsedepth.words.plain_text import commas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,7 @@ def call(record: Callable[Keywords, Command[Result]]) -> Callable[Keywords, Resu
         try:
             signature.bind(*values, **named)
         except TypeError as error:
-            raise TypeError(f"sparsedepth.{computed.__name__}: {error}; it takes {', '.join(fields)}") from None
+            raise TypeError(f"sparsedepth.{computed.__name__}: {error}; it takes {commas(fields)}") from None
         return record(*values, **named).compute()
 
     told = "".join(f"\n{name}: {text}" for name, text in helps.items() if text)

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option, preflight, pricing
 from sparsedepth.cli.option import DefinitionOptions, Folder, Input, SlurmOptions
 from sparsedepth.cli.start_sweep import definition_of, machine_for, runtime_config
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import commas, wrapped
 from sparsedepth.words.price import array_lines, forecast_lines
 from sparsedepth.words.table import fitted_table
 
@@ -49,7 +49,7 @@ class PlanCommand(SlurmOptions, DefinitionOptions):
         from sparsedepth.plan.tasks import Plan
 
         if self.on not in (None, "slurm", *DEVICES):
-            raise ValueError(f"--on {self.on!r} is not one of: {', '.join(DEVICES)}")
+            raise ValueError(f"--on {self.on!r} is not one of: {commas(DEVICES)}")
         definition = self._definition()
         preflight.warn_of_unlikely_values(preflight.field_values(definition))
         if self.on in (None, "slurm"):  # another machine may have the text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.cli.option import aside
 from sparsedepth.cli.preflight import check_machine
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words.plain_text import duration, visible
+from sparsedepth.words.plain_text import commas, duration, visible
 from sparsedepth.words.price import price_text, shortage_text, size
 from sparsedepth.words.sweep import plan_notes
 from sparsedepth.words.values import assignment
@@ -187,7 +187,7 @@ def _shapes(price: "Price") -> QueryResult:
             kind.micro_batch,
             size(kind.disk_bytes),
             duration(kind.seconds.value),
-            ", ".join(
+            commas(
                 assignment(name, kind.varied[name])
                 for name in shown
                 if kind.varied[name] not in (None, usual.get(name))

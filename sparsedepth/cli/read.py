@@ -21,7 +21,7 @@ from sparsedepth.words.degeneracy import caution, weakness_text
 from sparsedepth.words.differences import data_text, only_tuning_text, pending_text
 from sparsedepth.words.effects import in_brackets
 from sparsedepth.words.formats import choose_format, encode
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import commas, wrapped
 from sparsedepth.words.runs import search_text
 from sparsedepth.words.saved_queries import answer_text
 
@@ -216,7 +216,7 @@ def best(
         if ranking.search is None:
             raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
         definition = rerun_definition(ranking.search, ranking.knobs[: given.top], again)
-        print(f"{again}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
+        print(f"{again}: {len(definition.cells)} configurations, seeds {commas(definition.seeds)}")
         return
     write(answer(ranking).encode() if format == "table" else encode(ranking.table, format), out)
     if format == "table" and out is None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Folder, FolderOptions, Objective, RecipeDepth, ResultOptions, WorkerOptions
 from sparsedepth.cli.start_sweep import machine_of, run_driver
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.plain_text import commas, counted
 from sparsedepth.words.runs import search_text
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def verify(
     from sparsedepth.sweep.driver import Driver
 
     driver = Driver(Plan(definition), out, machine_of(given, given.max_attempts))
-    names = ", ".join(configurations(derived))
+    names = commas(configurations(derived))
     expected = driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
     result = run_driver(driver, retry_failed=given.retry_failed)

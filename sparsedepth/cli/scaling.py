@@ -12,7 +12,7 @@ from sparsedepth.cli import option
 from sparsedepth.cli.option import Deadline, Folder, FolderOptions, Format, OutFile, TextFormat
 from sparsedepth.cli.read import show
 from sparsedepth.words.formats import FORMATS, choose_format, render
-from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.plain_text import commas, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FitOptions:
         law_fit = fit_law(found, law)
         boot = refitted(law_fit, self.bootstrap) if self.bootstrap else None
         names = points.other_differences(source, self.where) if source.is_dir() else []
-        ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
+        ignored = f"runs also differ in {commas(names)}, which the law ignores; filter with --where"
         remarks = (ignored,) if names else ()
         return Report(
             source=str(self.source), fit=law_fit, n_excluded=self.exclude_highest, boot=boot, of_source=remarks
@@ -97,7 +97,7 @@ def fit(
     from sparsedepth.words.scaling import law_closing, law_heading
 
     if format not in FORMATS:
-        raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
+        raise ValueError(f"--format {format!r} is not one of {commas(FORMATS)}")
     report = given.compute()
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import TableOrJson
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.plain_text import commas, counted, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _matching(prefix: str, scratches: "Sequence[Scratch]", where: str) -> "Scrat
     """The only one whose run_id has this prefix. Raises ValueError."""
     matches = {scratch.run_id: scratch for scratch in scratches if scratch.run_id.startswith(prefix)}
     if len(matches) != 1:
-        found = ", ".join(sorted(matches)) or "none"
+        found = commas(sorted(matches)) or "none"
         raise ValueError(
             f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}; `sparsedepth logs DIR` lists them"
         )

@@ -16,6 +16,7 @@ from sparsedepth.config.mistakes import explain
 from sparsedepth.config.section import Fields
 from sparsedepth.files import read_regular, unreadable
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.words.plain_text import commas
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8
@@ -51,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         told = [(key.value, value.value if isinstance(value.value, str) else "...") for key, value in pairs]
         if node.flow_style and "" in (values := [value for _, value in told][1:]):
             name, value = told[values.index("")]
-            several = ", ".join([value, *(key for key, empty in told if empty == "")])
+            several = commas([value, *(key for key, empty in told if empty == "")])
             raise yaml.YAMLError(f"{name}: {several} must be a list: write [{several}] {node.start_mark}")
         for key_node, _ in pairs:
             key = self.construct_object(key_node, deep=True)

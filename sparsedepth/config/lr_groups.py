@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.section import Positive
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import commas, did_you_mean
 
 
 class Group(NamedTuple):
@@ -51,7 +51,7 @@ def _pairs(values: Any) -> Any:
     if not is_mapping or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ValueError("must map groups of parameters to multiples of lr, as in {embed: 2, residual_scalars: 0.01}")
     if unknown := [name for name, _ in pairs if name not in GROUPS]:
-        raise ValueError(f"{unknown[0]!r} is no group; {did_you_mean(str(unknown[0]), GROUPS, ', '.join(GROUPS))}")
+        raise ValueError(f"{unknown[0]!r} is no group; {did_you_mean(str(unknown[0]), GROUPS, commas(GROUPS))}")
     return tuple(sorted((str(name), factor) for name, factor in pairs))
 
 

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from sparsedepth.config.section import Fields, Mistakes
 from sparsedepth.words.mistakes import hint, how_to_write, in_our_words
+from sparsedepth.words.plain_text import commas
 from sparsedepth.words.table import shortened
 
 Keys = tuple[str | int, ...]
@@ -80,12 +81,12 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
     if details["type"] == "extra_forbidden":
         owner = _model_at(model, path)
         known = [*owner.model_fields]
-        keys = f"known keys: {', '.join(known)}" if len(known) < 30 else "`sparsedepth schema` lists the keys of a run"
+        keys = f"known keys: {commas(known)}" if len(known) < 30 else "`sparsedepth schema` lists the keys of a run"
         what = hint(str(path[-1]), known, getattr(owner, "base_fields", ())) or keys
         return f"unknown key {name!r} (value {shortened(repr(details['input']), 200)}); {what}"
     messages = list(dict.fromkeys(in_our_words(error["msg"]) for error in errors))
     alternatives = [messages[0], *(message.removeprefix("must be ") for message in messages[1:])]
-    message = " or ".join(filter(None, [", ".join(alternatives[:-1]), alternatives[-1]]))
+    message = " or ".join(filter(None, [commas(alternatives[:-1]), alternatives[-1]]))
     if not name:
         return message
     field = model.model_fields.get(str(path[0]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparsedepth.config.section import Fields
 from sparsedepth.quantities.quantity import Named
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import commas, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ def find(name: str) -> Preset:
     known = PRESETS | REMEDIES
     if name not in known:
         near = [preset for preset in known if name in preset]
-        nearest = did_you_mean(name, known, f"known presets: {', '.join(known)}")
-        fix = f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest
+        nearest = did_you_mean(name, known, f"known presets: {commas(known)}")
+        fix = f"choose one of: {commas(near)}" if len(near) > 1 else nearest
         raise ValueError(f"preset={name!r} is not known; {fix}")
     return known[name]
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from sparsedepth.words.plain_text import commas
+
 Kind = Literal["knob", "depth", "replicate", "capacity", "data", "numerics", "measure", "record"]
 """knob: a choice whose effect is studied. depth: n_layers, the stratum. replicate: the seed. capacity, data: budgets
 and text, between whose values losses are not comparable. numerics: the same computation in another precision. measure:
@@ -127,7 +129,7 @@ def undeclared(config: BaseModel) -> set[str]:
 def refuse_undeclared(config: BaseModel, path: str) -> None:
     if unknown := undeclared(config):
         raise ValueError(
-            f"{path} is closed to a field that does not declare where it acts: {', '.join(sorted(unknown))}; "
+            f"{path} is closed to a field that does not declare where it acts: {commas(sorted(unknown))}; "
             "declare it in its Role, or leave it out"
         )
 

@@ -43,7 +43,7 @@ from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fie
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.quantities.quantity import Named
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import commas, did_you_mean
 
 DEFAULTS_VERSION = 1
 """Incremented when a default changes: `run_id` hashes only what differs, so that new fields keep old ids."""
@@ -69,7 +69,7 @@ Thresholds = Annotated[Positives, AfterValidator(_check_distinct), THRESHOLD]
 CORPORA = (
     "'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, 'hub:NAME[:CONFIG]' "
     "(streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), or a task of known depth: "
-    f"{', '.join(repr(f'task:{name}') for name in TASKS)}"
+    f"{commas(repr(f'task:{name}') for name in TASKS)}"
 )
 
 
@@ -399,6 +399,6 @@ def measures_named(measures: Sequence[str] | str) -> list[str]:
     names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
     names = known if measures == "all" else names
     if unknown := [name for name in names if name not in known]:
-        hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known, f"it must be one of all, {commas(known)}")
         raise ValueError(f"measures: {unknown[0]!r} is unknown; {hint}")
     return [*dict.fromkeys(names)]

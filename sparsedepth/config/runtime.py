@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from sparsedepth.config.role import ROUNDS, changed, undeclared
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Count, Positive, Section, check
+from sparsedepth.words.plain_text import commas
 
 Parallel = Literal["none", "ddp", "fsdp"]
 
@@ -81,7 +82,7 @@ def graph_obstacle(config: RunConfig, device: str, parallel: Parallel) -> str | 
     if parallel != "none":
         return f"parallel={parallel} exchanges gradients between processes"
     if unknown := undeclared(config):
-        return f"{', '.join(sorted(unknown))} does not declare where it acts"
+        return f"{commas(sorted(unknown))} does not declare where it acts"
     return None if config.optimizer == "adamw" else f"optimizer={config.optimizer} reads the learning rate on the host"
 
 

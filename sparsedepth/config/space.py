@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Count, Fields, Inside, Positive, Rule, Section, check, refuse_first
 from sparsedepth.files import digest
+from sparsedepth.words.plain_text import commas
 
 Value = bool | int | float | str | None
 Cell = dict[str, Any]
@@ -177,7 +178,7 @@ def _repeated(sweep: Any) -> str:
     solved = {sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free}  # of experts the width of one
     solved |= {"d_model", "n_heads", "d_ff", "d_expert"} if sweep.same_params_blocks else set()
     repeated |= {name for place in sweep.places() for name in place if name in solved}
-    return ", ".join(sorted(repeated))
+    return commas(sorted(repeated))
 
 
 def _check_zip(sweep: Any) -> None:
@@ -232,7 +233,7 @@ SAMPLED: tuple[Rule, ...] = (
      "space.{found[0]} is a range with fractions, and {found[0]} is an integer; add whole: true"),
     (lambda c: c.free or c.matched not in ("tokens", "steps"),
      "matched={c.matched!r} needs sampler 'grid'; with {c.sampler!r} use tokens or steps"),
-    (lambda c: c.adaptive and ", ".join(c.tune),
+    (lambda c: c.adaptive and commas(c.tune),
      "tune does not go with sampler {c.sampler!r}: put {found} in its space"),
 )  # fmt: skip
 

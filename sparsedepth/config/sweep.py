@@ -57,6 +57,7 @@ from sparsedepth.config.space import (
     own_seeds,
 )
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.words.plain_text import commas
 
 DEFINITION = "sweep.yaml"
 """The definition of the sweep that fills a results folder, in that folder."""
@@ -168,7 +169,7 @@ class SweepDefinition(Tuned):
             raise ValueError("tune.at, and with it carry_regret, need values: tune: {at: {n_layers: 12}, lr: [...]}")
         if self.tune and not self.tuning_seeds:
             raise ValueError(
-                f"tune.{', '.join(self.tune)} needs several seeds that are not in seeds={self.seeds}: tuning_seeds: "
+                f"tune.{commas(self.tune)} needs several seeds that are not in seeds={self.seeds}: tuning_seeds: "
                 "[101, 102, 103]"
             )
         results = self.result_seeds  # read even where nothing is tuned: that checks it
@@ -254,7 +255,7 @@ class SweepDefinition(Tuned):
         if scale is None:
             return self
         if scale not in self.scales:
-            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {', '.join(self.scales) or 'none'}")
+            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {commas(self.scales) or 'none'}")
         values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
         changes = self.scales[scale].model_dump(mode="json", exclude_unset=True)
         if "tune" in changes and "tune_at" not in changes:  # `at` is a part of the `tune` that is replaced

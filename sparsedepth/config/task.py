@@ -15,6 +15,7 @@ from sparsedepth.config.section import WHOLE, Count, Fields, Rule, Section, refu
 from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.quantities.quantity import Named
+from sparsedepth.words.plain_text import commas
 
 IGNORED = -100
 """The target of a position without loss, as in F.cross_entropy."""
@@ -105,7 +106,7 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     """Raises ValueError for an unknown task, fields of another task, and inconsistent sizes. `lengths`: by field."""
     name = task_name(corpus)
     if name is not None and name not in TASKS:
-        names = ", ".join(TASK.prefix + other for other in TASKS)
+        names = commas(TASK.prefix + other for other in TASKS)
         raise ValueError(f"corpus={corpus!r} is no task; choose one of {names}, or name its file with --plugin")
     for field in TaskConfig.model_fields:
         value = getattr(config, field)

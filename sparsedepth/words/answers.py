@@ -9,7 +9,7 @@ from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.words.effects import interval_text, second_look_lines
 from sparsedepth.words.judge import ends_text, place_text, time_text, worth_text
-from sparsedepth.words.plain_text import counted, listed, sentence_of
+from sparsedepth.words.plain_text import commas, counted, listed, sentence_of
 from sparsedepth.words.recipe import sentence
 from sparsedepth.words.scaling import NO_TIMES, flops_text, in_nats, multiplier_text, shapes_lines
 
@@ -141,14 +141,14 @@ def _with_effect(line: Line, row: Row, what: str = "") -> Line:
         ("each at its own lr" if at == "own lr" else f"at {at}") if at else "",
         counted(int(seeds), "seed") if seeds else "",
     )
-    return line._replace(effect=f"{what}{interval_text(row)}", verdict=verdict, basis=", ".join(filter(None, texts)))
+    return line._replace(effect=f"{what}{interval_text(row)}", verdict=verdict, basis=commas(filter(None, texts)))
 
 
 def search_line(ranking: "Ranking") -> Line:
     """The best proposal by one objective of a search."""
     row = ranking.table.records()[0]
     value = "no value" if row[ranking.by] is None else f"{row[ranking.by]:.4g}"
-    at = ", ".join(dict.fromkeys((f"n_layers={ranking.knobs[0]['n_layers']}", ranking.settings[0])))
+    at = commas(dict.fromkeys((f"n_layers={ranking.knobs[0]['n_layers']}", ranking.settings[0])))
     return Line(
         f"Which proposal is best in {ranking.by}?",
         f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {value} at {at}.",

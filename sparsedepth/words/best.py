@@ -7,7 +7,7 @@ from sparsedepth import quantities
 from sparsedepth.words.degeneracy import caution, degeneracy_text, weakness_text
 from sparsedepth.words.differences import baseline_text, cost_text, data_text, depth_text, setting_label
 from sparsedepth.words.effects import in_brackets
-from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.plain_text import commas, counted, wrapped
 from sparsedepth.words.runs import import_note, layers_hint, search_text, version_text
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import number_text
@@ -102,7 +102,7 @@ def ranking_table(ranking: "Ranking", width: int | None = None) -> str:
 
     def shown(name: str, value: Any) -> Any:
         if name == "source":
-            return ", ".join(sources.get(source, source) for source in value.split(", "))
+            return commas(sources.get(source, source) for source in value.split(", "))
         return number_text(value) if name in tuned else value
 
     table = ranking.table.from_columns(
@@ -119,8 +119,8 @@ def ranking_table(ranking: "Ranking", width: int | None = None) -> str:
 def row_label(cell: "Ranked", settings: "Settings", search: "SweepDefinition | None") -> str:
     """The label of a cell, with remarks in brackets; in a search the value on every axis."""
     if search:
-        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.varied if name != "n_layers")
+        return commas(f"{name}={number_text(cell.knobs[name])}" for name in search.varied if name != "n_layers")
     label = cell.model or setting_label(settings, cell.knobs)
     remarks = ["tuned to the edge"] if cell.tuning == "edge" else []
     remarks += [] if cell.values else ["no value"]
-    return f"{label} ({', '.join(remarks)})" if remarks else label
+    return f"{label} ({commas(remarks)})" if remarks else label

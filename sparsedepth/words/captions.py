@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, quantity_of_map
 from sparsedepth.quantities.quantity import WATCHED, Row
-from sparsedepth.words.plain_text import counted, interval, sentence_of
+from sparsedepth.words.plain_text import commas, counted, interval, sentence_of
 from sparsedepth.words.scaling import crossover_sentence, law_text, units_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def shortened(text: str) -> str:
         return text
     fields = text.split(", ")
     for n in range(len(fields) - 1, 0, -1):
-        if len(kept := ", ".join(fields[:n])) + 4 <= LONGEST:
+        if len(kept := commas(fields[:n])) + 4 <= LONGEST:
             return f"{kept}, {len(fields) - n} more"
     return text[: LONGEST - 1] + "…"
 
@@ -109,7 +109,7 @@ def parts_note(forms: Collection[str], first: str, kinds: Iterable["Panel"], dra
 
 
 def same_note(names: Sequence[str]) -> str:
-    return f" Not drawn, as it is the same everywhere: {', '.join(names)}." if names else ""
+    return f" Not drawn, as it is the same everywhere: {commas(names)}." if names else ""
 
 
 def point_text(panel: "Panel", row: Row) -> str:
@@ -155,7 +155,7 @@ def data_note(text: str) -> str:
 
 def folders_note(folders: Sequence[str]) -> str:
     """' From 2 folders: a, b.'; '' of one."""
-    return f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else ""
+    return f" From {len(folders)} folders: {commas(map(escaped, folders))}." if len(folders) > 1 else ""
 
 
 def by_setting_caption(points: "pd.DataFrame", finished: "pd.DataFrame", names_lr: bool) -> str:
@@ -165,7 +165,7 @@ def by_setting_caption(points: "pd.DataFrame", finished: "pd.DataFrame", names_l
         changes = CHANGES_VARIANCE * ("residual_variance" in {*points["metric"]})
         text = f" lr: that of {points['n_layers'].max()} layers{changes}."
     others = sorted({*finished["n_layers"]} - {*points["n_layers"]})
-    text += f" Not drawn: {', '.join(map(str, others))} layers." if others else ""
+    text += f" Not drawn: {commas(others)} layers." if others else ""
     return text + not_shown(finished["setting"].nunique() - points["setting"].nunique(), "further setting")
 
 
@@ -246,7 +246,7 @@ def chain_caption(points: "pd.DataFrame", names: Sequence[str], n_diverged: int,
     missing = [name for name in names if points[name].isna().all()]
     text = f"{counted(len(points), 'finished run')}, {n_diverged} diverged (not shown). ρ: Spearman's correlation, "
     text += f"from six settings on with its [95% interval over them].{degenerate}{lr_range(points['lr'])}"
-    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
+    return text + (f" Not measured: {commas(missing)}." if missing else "")
 
 
 def link_title(found: Sequence["Link"], n_shown: int, n_points: int, n_beyond: int = 0) -> str:
@@ -261,7 +261,7 @@ def front_caption(cells: "pd.DataFrame", noun: str, names: Sequence[str], has_ba
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
     return (
         f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
-        f"front of {', '.join(names)}. Line: the Pareto front of the panel's two quantities, if it has several points."
+        f"front of {commas(names)}. Line: the Pareto front of the panel's two quantities, if it has several points."
     )
 
 
@@ -298,7 +298,7 @@ def profile_caption(profile: "LayerProfile", degenerate: Mapping[str, str], note
     scores: dict[str, list[str]] = {}
     for name, reasons in degenerate.items():
         scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")
-    marked = ", ".join(f"{', '.join(names)} ({reasons})" for reasons, names in scores.items())
+    marked = commas(f"{commas(names)} ({reasons})" for reasons, names in scores.items())
     text += notes + (f" Degenerate, so no evidence: {marked}." if marked else "")
     return text + not_shown(n_hidden, "value", " at or below 0, on logarithmic axes")
 
@@ -313,9 +313,7 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
 
 
 def ladder_caption(n_hidden: int, drifting: Sequence[str], of: str = "compute") -> str:
-    value = (
-        f"at each budget of {', '.join(drifting)}, whose drift is shown; else one value" if drifting else "one value"
-    )
+    value = f"at each budget of {commas(drifting)}, whose drift is shown; else one value" if drifting else "one value"
     more = not_shown(n_hidden, "setting", " worth less")
     return (
         f" Above: grey, the law of the baseline with its 95% band. Below: the {of} that the baseline needs for the "

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sparsedepth.words.effects import size_text
-from sparsedepth.words.plain_text import counted, interval, wrapped
+from sparsedepth.words.plain_text import commas, counted, interval, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _link_text(link: "Link") -> str:
 
 
 def _skill_text(skill: "Skill") -> str:
-    depths = ", ".join(map(str, skill.depths)) or "none"
+    depths = commas(skill.depths) or "none"
     if skill.value is None:
         return f"held-out depths: skill unknown (two depths are needed; these runs have: {depths})"
     value = f"{skill.value:+.2f}{interval(skill.lo, skill.hi, '+.2f', '95% interval ')}"

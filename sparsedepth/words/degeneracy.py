@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from sparsedepth.words.plain_text import commas
+
 if TYPE_CHECKING:
     from sparsedepth.store.degeneracy import CommonWeakness, Degeneracy, LayerMetrics, Reason, UsableForm
 
@@ -47,7 +49,7 @@ def degeneracy_text(judged: "Degeneracy") -> str:
 
 def in_some_runs(scores: Mapping[str, Iterable[str]]) -> str:
     """Scores that are degenerate in some runs only, by their grounds."""
-    parts = [f"{', '.join(of)}, because {why}" for why, of in scores.items()]
+    parts = [f"{commas(of)}, because {why}" for why, of in scores.items()]
     return f"Degenerate in some runs: {'; '.join(parts)}"
 
 
@@ -76,7 +78,7 @@ def notes_on_run(reasons: "Mapping[Reason, list[str]]") -> list[str]:
     others = {reason_text(reason): of for reason, of in reasons.items() if reason not in weak}
     return [
         *(f"{reason_text(reason)}, so no score of depth is evidence" for reason in weak),
-        *(f"degenerate ({why}): {', '.join(of)}" for why, of in others.items()),
+        *(f"degenerate ({why}): {commas(of)}" for why, of in others.items()),
     ]
 
 
@@ -90,7 +92,7 @@ def degeneracy_caption(forms: "Iterable[UsableForm]") -> str:
             text += f" Drawn in place of {named}, which is degenerate: {form}."
         elif judged.is_degenerate:
             marked.append(named)
-    return text + (f" Degenerate, so no evidence: {', '.join(marked)}." if marked else "")
+    return text + (f" Degenerate, so no evidence: {commas(marked)}." if marked else "")
 
 
 def layer_metrics_caption(found: "LayerMetrics", small_loss: float) -> str:
@@ -98,4 +100,4 @@ def layer_metrics_caption(found: "LayerMetrics", small_loss: float) -> str:
     why = _REASONS["loss"].format(value=small_loss)
     replaced = [(name, form) for name, form in found.drawn.items() if form != name]
     text = "".join(f" Drawn in place of {name} ({why}): {form}." for name, form in replaced)
-    return text + (f" No evidence ({why}): {', '.join(found.unsound)}." if found.unsound else "")
+    return text + (f" No evidence ({why}): {commas(found.unsound)}." if found.unsound else "")

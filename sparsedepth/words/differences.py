@@ -4,6 +4,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.quantity import Row
+from sparsedepth.words.plain_text import commas
 from sparsedepth.words.values import assignment, readable
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def setting_label(settings: "Settings", knobs: Row) -> str:
         for name, value in named.items()
         if name != settings.budget and value != settings.baseline.knobs[name]
     ]
-    return ", ".join([*(differing or ["baseline"]), *budget])
+    return commas([*(differing or ["baseline"]), *budget])
 
 
 def baseline_text(settings: "Settings") -> str:
@@ -29,20 +30,20 @@ def baseline_text(settings: "Settings") -> str:
     if settings.baseline.model:
         return ""
     known = {name: settings.baseline.knobs[name] for name in settings.label_fields if name != settings.budget}
-    values = ", ".join(assignment(name, value) for name, value in known.items() if value is not None)
+    values = commas(assignment(name, value) for name, value in known.items() if value is not None)
     return f"baseline: {values}" if values else ""
 
 
 def data_text(settings: "Settings") -> str:
     """A warning where the configurations were trained on different data."""
-    names = ", ".join(settings.data)
+    names = commas(settings.data)
     return f"configurations differ in {names}: losses on different data are not comparable" if names else ""
 
 
 def depth_text(settings: "Settings") -> str:
     """'train_tokens depends on n_layers: 1347584 at 4, 6389760 at 24', a line per field."""
     values = {
-        name: ", ".join(f"{readable(size)} at {depth}" for depth, size in sizes.items())
+        name: commas(f"{readable(size)} at {depth}" for depth, size in sizes.items())
         for name, sizes in settings.by_depth.items()
     }
     return "\n".join(f"{name} depends on n_layers: {text}" for name, text in values.items())
@@ -54,8 +55,8 @@ def cost_text(settings: "Settings", columns: Container[str]) -> str:
     costs = {"params": ("params", baseline.params), "flops": ("flops (training)", baseline.flops)}
     shown = {name: value for column, (name, value) in costs.items() if column in columns and value}
     depth = f" with {baseline.knobs['n_layers']} layers" if "n_layers" in settings.varying else ""
-    references = ", ".join(map(readable, shown.values()))
-    return f"{', '.join(shown)}: relative to {baseline.model or 'the baseline'}{depth} ({references})" if shown else ""
+    references = commas(map(readable, shown.values()))
+    return f"{commas(shown)}: relative to {baseline.model or 'the baseline'}{depth} ({references})" if shown else ""
 
 
 def pending_text(progress: "Progress | None") -> str:

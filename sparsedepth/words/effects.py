@@ -8,7 +8,7 @@ from sparsedepth import quantities
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.differences import baseline_text
-from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.plain_text import commas, counted, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def no_equal_lr(field: str, any_value: bool) -> str:
 def at_lrs(effects: Sequence[float], at: Sequence[str], unit: str) -> str:
     """'at lr 0.001 the effect is x1.49, at lr 0.004 x0.67': why lr decides."""
     sizes = [f"at {where} {size_text(effect, unit, '+', 'x')}" for effect, where in zip(effects, at, strict=True)]
-    return ", ".join(sizes).replace(f"at {at[0]} ", f"at {at[0]} the effect is ", 1)
+    return commas(sizes).replace(f"at {at[0]} ", f"at {at[0]} the effect is ", 1)
 
 
 def beyond(side: "Side") -> str:
@@ -283,5 +283,5 @@ def equal_loss_line(found: "AtEqualLoss") -> str:
 
 def swaps_line(outcome: str, unlike: Iterable[tuple[int, list[int]]]) -> str:
     """'permutation_score is of 32 and 66 swaps at 12 layers: ...'; '' without depths of `unlike` numbers."""
-    where = ", ".join(f"{' and '.join(map(str, numbers))} swaps at {depth} layers" for depth, numbers in unlike)
+    where = commas(f"{' and '.join(map(str, numbers))} swaps at {depth} layers" for depth, numbers in unlike)
     return f"{outcome} is of {where}: fewer widen a run's interval, and its noise" if where else ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
 from sparsedepth.quantities.quantity import Row
+from sparsedepth.words.plain_text import commas
 
 if TYPE_CHECKING:
     from sparsedepth.config.model import ModelConfig
@@ -44,7 +45,7 @@ def export_card(
         "## Parity with the run",
         f"Largest difference of a logit between this folder, loaded again by transformers {versions['transformers']}, "
         "and the run's own model, in fp32, relative to the largest logit of its sequence, or to 1: "
-        f"{', '.join(f'{value:.1e} on {name}' for name, value in parity.items())}.",
+        f"{commas(f'{value:.1e} on {name}' for name, value in parity.items())}.",
         "\n".join(f"- {note}." for note in exported.notes),
         "## Scores",
         _scores(summary),

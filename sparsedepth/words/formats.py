@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.words.plain_text import visible
+from sparsedepth.words.plain_text import commas, visible
 from sparsedepth.words.table import table
 from sparsedepth.words.values import plain, readable
 
@@ -25,7 +25,7 @@ FOR_PEOPLE = ("table", "markdown", "latex")
 def render(result: "QueryResult", format: str = "table") -> str:
     """The result as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
     if format not in FORMATS:
-        raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+        raise ValueError(f"format={format!r} is not one of {commas(FORMATS)}")
     return FORMATS[format](result)
 
 
@@ -41,11 +41,11 @@ def choose_format(format: str | None, out: Path | None) -> str:
     suffix = out.suffix.lower() if out else ""
     implied = suffixes.get(suffix)
     if format is None and implied is None and suffix not in ("", ".txt"):
-        allowed = ", ".join([*list(suffixes)[1:], ".txt"])
+        allowed = commas([*list(suffixes)[1:], ".txt"])
         raise ValueError(f"-o {str(out)!r}: {suffix} is no format of a result; end in {allowed}, or give --format")
     chosen = format or implied or "table"
     if chosen not in names:
-        raise ValueError(f"--format {chosen!r} is not one of {', '.join(names)}")
+        raise ValueError(f"--format {chosen!r} is not one of {commas(names)}")
     if implied not in (None, chosen):
         raise ValueError(f"-o {str(out)!r} is for {implied}, and --format is {chosen!r}; drop one of the two")
     if chosen == PARQUET and out is None:

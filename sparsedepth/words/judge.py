@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
-from sparsedepth.words.plain_text import counted
+from sparsedepth.words.plain_text import commas, counted
 from sparsedepth.words.scaling import at_depth, drift_word, flops_text, multiplier_text
 from sparsedepth.words.table import fitted_table
 
@@ -39,13 +39,13 @@ def judgement_lines(found: "Judgement") -> Iterator[str]:
         yield f"Better: {_gain(better[0], found.currency)}{others}."
     elif worse:
         rest = "; not shown: the others" if len(worse) < len(records) else ""
-        yield f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}."
+        yield f"Worse: {commas(repr(record['variant']) for record in worse)}{rest}."
     else:
         yield f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}."
 
 
 def _read(found: "Judgement | TargetJudgement") -> str:
-    return f"read: {', '.join(f'{name} {column!r}' for name, column in found.columns.items())}"
+    return f"read: {commas(f'{name} {column!r}' for name, column in found.columns.items())}"
 
 
 def target_lines(found: "TargetJudgement") -> list[str]:
@@ -91,7 +91,7 @@ def multiplier_lines(table: "QueryResult", of: str = "compute") -> list[str]:
     better = [record["variant"] for record in records if record["verdict"] == "better"]
     answer = "Not shown: no variant is better beyond noise."
     if better:
-        answer = f"Better: {', '.join(map(repr, better))}."
+        answer = f"Better: {commas(map(repr, better))}."
     elif all(record["verdict"] == "worse" for record in records):
         answer = "Worse: every variant."
     return [
@@ -168,4 +168,4 @@ def used_text(table: "TableRuns", n_used: int, others: str, is_ladder: bool) -> 
     rest = {"without a loss": n_runs - n_known, others: n_known - n_used}
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
     ladder = ["a ladder: each row is taken as a run of its own, at its budget"] if is_ladder else []
-    return "; ".join([", ".join(parts), *ladder, *table.notes])
+    return "; ".join([commas(parts), *ladder, *table.notes])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.words.plain_text import commas, did_you_mean
 
 PLAIN = {
     "a valid integer, got a number with a fractional part": "a whole number",
@@ -117,13 +117,13 @@ def how_to_write(types: set[str], value: Any, message: str = "") -> str:
     text = str(value)
     parts = re.findall(r"[\w.+-]+", re.sub(r"(?<=\d) *(-|\.\.|:) *(?=\d)", ",", text))
     if "list_type" in types and not isinstance(value, dict | None):
-        return f": write [{', '.join(parts)}]"
+        return f": write [{commas(parts)}]"
     if types & {"int_type", "float_type"} and isinstance(value, str):
         if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG])", value):
             return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}"
         if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
             return f": write {value.replace(',', '')}"
-        return f": list each value: {', '.join(parts)}" if len(parts) > 1 else ""
+        return f": list each value: {commas(parts)}" if len(parts) > 1 else ""
     if types == {"literal_error"}:
         near = did_you_mean(CHOICES.get(text.lower(), text.lower()), re.findall(r"'([^']+)'", message), "")
         return f"; {near}" if near else ""

@@ -25,12 +25,17 @@ def counted_are(n: int, noun: str) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """'4, 8 and 16'"""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return " and ".join(filter(None, [commas(names[:-1]), names[-1]]))
 
 
 def interval(lo: float | None, hi: float | None, digits: str = ".3g", name: str = "") -> str:
     """' (0.4 to 0.9)'; '' where an end is not known."""
     return "" if lo is None or hi is None or math.isnan(lo) else f" ({name}{lo:{digits}} to {hi:{digits}})"
+
+
+def commas(values: Iterable[object]) -> str:
+    """'4, 8, 16'"""
+    return ", ".join(map(str, values))
 
 
 def sentence_of(text: str) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sparsedepth.words.plain_text import counted, duration, listed, wrapped
+from sparsedepth.words.plain_text import commas, counted, duration, listed, wrapped
 from sparsedepth.words.status import stuck_text
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
@@ -38,7 +38,7 @@ def price_text(priced: "PricedSweep") -> str:
     """The question, a row per shape of runs, the total and what it assumes, and what remains."""
     definition = priced.definition
     price = priced.price
-    alike = f"runs of a row may differ in {', '.join(price.alike)}" if price.alike else ""
+    alike = f"runs of a row may differ in {commas(price.alike)}" if price.alike else ""
     lines = filter(None, [alike, f"total: {price_line(price)}", *assumption_lines(priced)])
     shortage = f"{shortage_text(priced.shortage)}\n" if priced.shortage else ""
     remaining = ""
@@ -68,16 +68,16 @@ def assumption_lines(priced: "PricedSweep") -> Iterator[str]:
     elif not price.is_calibrated:
         yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
     if priced.step_seconds:  # what `matched: time` takes
-        steps = ", ".join(f"{depth}: {seconds:.4g}" for depth, seconds in priced.step_seconds.items())
+        steps = commas(f"{depth}: {seconds:.4g}" for depth, seconds in priced.step_seconds.items())
         yield f"step_seconds: {{{steps}}}"
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:
-        seeds = ", ".join(map(str, definition.tuning_seeds))
+        seeds = commas(definition.tuning_seeds)
         use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
         yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
         if everywhere := priced.flops_tuned_everywhere:
-            shape = ", ".join(assignment(*each) for each in definition.tune_at.items())
+            shape = commas(assignment(*each) for each in definition.tune_at.items())
             yield (
                 f"      tuned at {shape} for all shapes: {price.train_flops / everywhere:.0%} of the FLOP of tuning "
                 f"each ({everywhere:.2g})"
@@ -116,7 +116,7 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
         )
     return [
         f"text: a bigram table (pairs of tokens) reaches {bigram:.2f} nat/token, a unigram table {unigram:.2f}",
-        f"forecast of val_loss at a tuned lr: {', '.join(rows)}",
+        f"forecast of val_loss at a tuned lr: {commas(rows)}",
         "our runs on bytes beat their bigram table after 70 to 200 steps, at 0.1 to 4 tokens per parameter",
         answers,
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import POWER
 from sparsedepth.words.effects import interval_text, second_look_lines, setting_text, size_text, title, unit_text
 from sparsedepth.words.formats import to_markdown
-from sparsedepth.words.plain_text import counted, listed, sentence_of, terminal_width, wrapped
+from sparsedepth.words.plain_text import commas, counted, listed, sentence_of, terminal_width, wrapped
 from sparsedepth.words.runs import layers_hint
 from sparsedepth.words.scaling import multiplier_text
 from sparsedepth.words.table import fitted_table
@@ -130,7 +130,7 @@ def _explained(recipe: "Recipe") -> str:
         interval += "; verdicts: adjusted over settings, as intervals are not"
     return (
         f"{title(effect.outcome, effect.unit)}; setting {'over' if is_ratio else 'minus'} baseline{at} "
-        f"({', '.join(filter(None, known))}); lo, hi: {interval}; "
+        f"({commas(filter(None, known))}); lo, hi: {interval}; "
         f"detectable: seen with {POWER:.0%} power."
     )
 
@@ -153,7 +153,7 @@ def _findings(recipe: "Recipe") -> Iterator[str]:
     lost = {"the baseline": effects[0].diverged_baseline if effects else 0}
     lost |= {effect.setting: effect.diverged for effect in effects}
     if texts := [f"{counted(n, 'run')} of {name}" for name, n in lost.items() if n]:
-        yield f"Diverged: {', '.join(texts)}."
+        yield f"Diverged: {commas(texts)}."
     withheld: dict[str, list[str]] = {}
     for effect in effects:
         if effect.reason:
@@ -176,7 +176,7 @@ def tests_lines(card: "Card") -> list[str]:
 def told_by_outcome(card: "Card") -> list[str]:
     """'passed: equal cost (FLOPs x1)', a line for each outcome."""
     return [
-        f"{outcome}: {', '.join(tests)}"
+        f"{outcome}: {commas(tests)}"
         for outcome in OUTCOMES
         if (tests := [f"{test.name} ({test.text})" for test in card.tests if test.outcome == outcome])
     ]
@@ -215,7 +215,7 @@ def card_markdown(card: "Card", table: "QueryResult") -> str:
         rows = [(p.setting, effect_text(p.predicted), effect_text(p.measured)) for p in card.holdout.predictions]
         lines = [("setting", "predicted", "measured"), ("---",) * 3, *rows]
         parts += [
-            f"At {card.holdout.depth} layers, from those at {', '.join(map(str, card.holdout.fitted_on))}:",
+            f"At {card.holdout.depth} layers, from those at {commas(card.holdout.fitted_on)}:",
             "\n".join(f"| {' | '.join(map(_inert, line))} |" for line in lines),
         ]
     if verification:
@@ -226,12 +226,12 @@ def card_markdown(card: "Card", table: "QueryResult") -> str:
 def _provenance(card: "Card") -> Iterator[str]:
     known = card.provenance
     verification = card.verification
-    cost = ", ".join(f"{hours:.3g} h on {device}" for device, hours in known.hours.items()) or "unknown"
+    cost = commas(f"{hours:.3g} h on {device}" for device, hours in known.hours.items()) or "unknown"
     cost += "" if known.node_hours is None else f"; {known.node_hours:.3g} node hours on a cluster"
     facts = {
         "Runs": " ".join(known.run_ids) or "none",
         "Runs of the verification": " ".join(verification.run_ids) if verification else "",
-        "Seeds": ", ".join(map(str, known.seeds)) or "none",
+        "Seeds": commas(known.seeds) or "none",
         "Manifests": known.manifests or "not all present",
         "Code": "; ".join(known.code),
         "Kernels": "; ".join(known.kernels),
@@ -253,7 +253,7 @@ def _bullets(lines: Iterable[str]) -> str:
 
 def defaults_texts(card: "Card") -> list[str]:
     """A sentence that names the fields of the configuration that are this program's defaults; none without any."""
-    names = ", ".join(card.recipe.defaulted)
+    names = commas(card.recipe.defaulted)
     return [f"Not stated by the imported table, so at this program's defaults: {names}."] if names else []
 
 
@@ -267,7 +267,7 @@ def verification_text(card: "Card") -> str:
         return ""
     gain = verification.gain
     n_earlier = card.version - 2
-    seeds = ", ".join(map(str, verification.seeds))
+    seeds = commas(verification.seeds)
     text = f"{verification.outcome} on fresh seeds {seeds}: {card.recipe.objective} {effect_text(gain)}"
     if n_earlier > 0 and gain is not None and gain.p_adjusted is not None:
         text += f", p {gain.p_adjusted:.2g} after correction for {counted(n_earlier, 'earlier verification')}"
@@ -294,7 +294,7 @@ def in_sample_text(recipe: "Recipe", effect: "Effect") -> str:
 
 def held_out_text(holdout: "Holdout", is_other: bool) -> str:
     """What the smaller depths recommend, and what became of it; `is_other`: it is not the recipe of the card."""
-    text = f"{', '.join(map(str, holdout.fitted_on))} layers recommend {' and '.join(holdout.changes) or 'no change'}"
+    text = f"{commas(holdout.fitted_on)} layers recommend {' and '.join(holdout.changes) or 'no change'}"
     text += ", not this recipe" * is_other + f"; {holdout.outcome}" * bool(holdout.changes) + f" at {holdout.depth}"
     if holdout.errors is not None:
         text += "; mean error of its predictions {:.2g}, of predicting no effect {:.2g}".format(*holdout.errors)
@@ -316,7 +316,7 @@ def nothing_recommended(recipe: "Recipe", data: Sequence[str], elsewhere: Sequen
     at which settings can be compared."""
     if not recipe.candidates:
         if data:
-            return f"the runs differ only in their data ({', '.join(data[:NAMED])}), which is not a remedy"
+            return f"the runs differ only in their data ({commas(data[:NAMED])}), which is not a remedy"
         if len(recipe.shown_at) > 1:
             return f"no setting was run at both {recipe.shown_at[0]} and {recipe.shown_at[1]} layers"
         others = f"; settings were run at {listed([*map(str, elsewhere)])} layers (--depth)" if elsewhere else ""
@@ -334,13 +334,13 @@ def domain_text(
     """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU'. `sizes`: '{} tokens' -> least and
     largest."""
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
-    data = f"corpus {', '.join(corpora) or 'unknown'}"
+    data = f"corpus {commas(corpora) or 'unknown'}"
     if tasks and len(tasks) == len(corpora):
-        of_groups = f"{' ' if len(tasks) == 1 else ' of '}{', '.join(groups)}" if groups else ""
-        data = f"task {', '.join(tasks)}{of_groups}"
+        of_groups = f"{' ' if len(tasks) == 1 else ' of '}{commas(groups)}" if groups else ""
+        data = f"task {commas(tasks)}{of_groups}"
     texts = [text.format(" to ".join(dict.fromkeys(map(_short, ends)))) for text, ends in sizes.items()]
     names = (name.partition(" (")[0] for name in devices)
-    return ", ".join([data, *texts, *dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in names)])
+    return commas([data, *texts, *dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in names)])
 
 
 def _short(value: float) -> str:

@@ -17,7 +17,7 @@ from sparsedepth.words.effects import (
     size_text,
     unit_text,
 )
-from sparsedepth.words.plain_text import counted, listed, sentence_of, wrapped
+from sparsedepth.words.plain_text import commas, counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import told_by_outcome, verification_text
 from sparsedepth.words.runs import damage_text
 from sparsedepth.words.scaling import at_largest, flops_text
@@ -243,7 +243,7 @@ def counts(results: "pd.DataFrame | None", n_trained: int, n_models: int) -> str
         trained = f"{counted(n_trained, 'run')} of tuning, and none of the results yet"
     elif results is not None:
         finished = results[results["outcome"] == "ok"]
-        depths = ", ".join(map(str, sorted({*results["n_layers"]})))
+        depths = commas(sorted({*results["n_layers"]}))
         n_seeds = finished.groupby("cell_id")["seed"].nunique()
         seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
         seeds = seeds if n_seeds.any() else "unknown"

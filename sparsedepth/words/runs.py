@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities.quantity import WATCHED
-from sparsedepth.words.plain_text import counted, counted_are, visible
+from sparsedepth.words.plain_text import commas, counted, counted_are, visible
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -17,7 +17,7 @@ def import_note(imported: "Imported | None") -> str:
     """Whose runs are imported and how much of them is unknown; '' for None."""
     if imported is None:
         return ""
-    origins = ", ".join(sorted(imported.origins))
+    origins = commas(sorted(imported.origins))
     made = "of a loop elsewhere" if origins == WATCHED else f"imported from {origins}"
     return f"{counted_are(imported.n_runs, 'run')} {made}, with {unknown_text(imported.unknown)}"
 
@@ -25,7 +25,7 @@ def import_note(imported: "Imported | None") -> str:
 def unknown_text(names: Collection[str]) -> str:
     """'47 of their choices unknown (seed, lr, ...)', with those that matter most."""
     examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in names]
-    return f"{len(names)} of their choices unknown ({', '.join([*examples, '...'])})"
+    return f"{len(names)} of their choices unknown ({commas([*examples, '...'])})"
 
 
 def version_text(differences: Mapping[str, Mapping[str, int]]) -> str:
@@ -33,7 +33,7 @@ def version_text(differences: Mapping[str, Mapping[str, int]]) -> str:
     texts = []
     for name, versions in sorted(differences.items()):
         runs = (f"{version} ({counted(n, 'run') if n else 'here'})" for version, n in sorted(versions.items()))
-        texts.append(f"{name} {', '.join(runs)}")
+        texts.append(f"{name} {commas(runs)}")
     return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
 
 
@@ -42,7 +42,7 @@ def search_text(search: "SweepDefinition") -> str:
     kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
     front = ", and which proposals are on the front is partly chance," if len(search.objectives) > 1 else ""
     return (
-        f"a {kind} search over {', '.join(search.varied)}, without a baseline; "
+        f"a {kind} search over {commas(search.varied)}, without a baseline; "
         f"the best of many is optimistic{front} until run with new seeds"
     )
 
@@ -56,6 +56,6 @@ def layers_hint(outcome: str) -> str:
 
 def damage_text(damaged: "Sequence[DamagedRun]") -> str:
     """'1 damaged run left out: ...'; '' where there is none."""
-    names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
+    names = commas(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
     return f"{counted(len(damaged), 'damaged run')} left out: {names}{more}" if damaged else ""

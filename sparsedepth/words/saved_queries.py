@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import baseline_text, cost_text, data_text, depth_text, only_tuning_text
-from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.plain_text import commas, counted, wrapped
 from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
@@ -45,4 +45,4 @@ def _degenerate(found: "Answered") -> list[str]:
     for row in found.result.records():
         if row.get("degenerate") and row["quantity"] in shown:
             named[row["degenerate"]].append(row["quantity"])
-    return [f"degenerate ({why}): {', '.join(names)}" for why, names in named.items()]
+    return [f"degenerate ({why}): {commas(names)}" for why, names in named.items()]

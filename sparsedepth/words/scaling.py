@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.quantities.levels import ALPHA
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.words.effects import interval_text
-from sparsedepth.words.plain_text import counted, interval
+from sparsedepth.words.plain_text import commas, counted, interval
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import assignment
 
@@ -31,7 +31,7 @@ def flops_text(flops: float, digits: int = 2) -> str:
 
 def carry_lines(found: "Sequence[Carried]", at: Row) -> Iterator[str]:
     """What carrying lr costs each setting, the line of a definition that states it, and where it is not known."""
-    shape = ", ".join(assignment(*each) for each in at.items())
+    shape = commas(assignment(*each) for each in at.items())
     for one in found:
         mean, lo, hi = one.regret
         n_shapes = sum(each.regret is not None for each in one.shapes)
@@ -54,8 +54,8 @@ def check_lines(found: "Sequence[Slope]", rule: str) -> Iterator[str]:
     """Which sizes lr can be carried over, with the powers by which activations and updates grow."""
     for axis in dict.fromkeys(one.axis for one in found):
         mine = [one for one in found if one.axis == axis]
-        powers = ", ".join(f"{one.quantity} {axis}^{one.slope:+.2f}" for one in mine)
-        bad = ", ".join(one.quantity for one in mine if not one.is_flat)
+        powers = commas(f"{one.quantity} {axis}^{one.slope:+.2f}" for one in mine)
+        bad = commas(one.quantity for one in mine if not one.is_flat)
         told = f"not flat ({bad}): do not carry lr" if bad else "flat: lr may be carried"
         yield f"parametrisation={rule}, {told} over {axis}. In the last block and the head: {powers}"
 
@@ -66,7 +66,7 @@ def check_lines(found: "Sequence[Slope]", rule: str) -> Iterator[str]:
 def law_text(law: "Law") -> str:
     """L = c_m m^-a_m + c_l l^-a_l + E, with a_l = 1."""
     parts = [f"c_{term.symbol} {term.symbol}^-a_{term.symbol}" for term in law.terms]
-    fixed = ", ".join(f"{name} = {value:g}" for name, value in law.fixed.items())
+    fixed = commas(f"{name} = {value:g}" for name, value in law.fixed.items())
     return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
 
 
@@ -74,7 +74,7 @@ def law_heading(report: "Report") -> list[str]:
     """A line each for law, points, clusters and optimum."""
     fit = report.fit
     excluded = f" ({report.n_excluded} highest losses and their ties excluded)" if report.n_excluded else ""
-    units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
+    units = commas(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
     return [
         f"{law_text(fit.law)}   [{units}]",
         f"{fit.n_points} points of {report.source}{excluded}",
@@ -188,7 +188,7 @@ def not_worth(one: "Crossover") -> str:
 def no_depth_shown(against: int, lower: Sequence[str], budget: float) -> str:
     """Why a depth is neither worth its cost nor shown not to be; `lower`: the depths that it is lower than."""
     deepest = f" to {against} layers" if lower else ""
-    others = f", only to {', '.join(lower)}" if lower else ""
+    others = f", only to {commas(lower)}" if lower else ""
     return f"no difference{deepest} is shown at {flops_text(budget)} FLOPs{others}"
 
 
@@ -237,7 +237,7 @@ def shapes_lines(found: "ShapesAnswer") -> list[str]:
     best = [f"{_aspect_text(one)} at {flops_text(one.flops)} FLOPs" for one in bounded]
     return [
         "; ".join(filter(None, [head, *notes])),
-        f"best aspect: {', '.join(best)}; {moves}"
+        f"best aspect: {commas(best)}; {moves}"
         if best
         else "best aspect: not known; the loss is not shown to rise on both sides of one",
         f"twice the layers per width, at {flops_text(math.exp(law.middle))} FLOPs:",

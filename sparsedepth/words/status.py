@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsedepth import quantities
-from sparsedepth.words.plain_text import counted, counted_are, duration, visible, wrapped
+from sparsedepth.words.plain_text import commas, counted, counted_are, duration, visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.cli.status import ArrayStatus, SweepStatus
@@ -81,7 +81,7 @@ def counts_text(summary: "SweepSummary") -> str:
     shown: list[State] = [state for state in STATES if summary.counts[state] or state in STATES[:4]]
     shown += ["planned"] * summary.is_grid
     at_most = "" if summary.is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
-    return ", ".join(f"{summary.counts[state]} {state}" for state in shown) + at_most
+    return commas(f"{summary.counts[state]} {state}" for state in shown) + at_most
 
 
 def best_text(best: "BestRun") -> str:
@@ -120,7 +120,7 @@ def task_text(starts: "Sequence[Allocation]") -> str:
 def tasks_text(tasks: "Sequence[QueuedTask]") -> str:
     """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
     states = Counter(task_state_text(task) for task in tasks)
-    return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
+    return commas(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
 def task_state_text(task: "QueuedTask") -> str:

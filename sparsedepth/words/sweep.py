@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
 from sparsedepth.quantities.quantity import Row
-from sparsedepth.words.plain_text import counted, visible
+from sparsedepth.words.plain_text import commas, counted, visible
 from sparsedepth.words.values import assignment
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def matched_lines(plan: "Plan") -> Iterator[str]:
     more = "; the table has them" if len(solved) > MOST_LISTED else ""
     yield f"matched in {matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}{more}"
     for one in () if more else solved:
-        fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
+        fields = commas(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
         yield f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})"
 
 
@@ -76,12 +76,12 @@ def mismatch_fix(definition: "SweepDefinition", ratio: float, free: str | None) 
 
 def excess_text(excess: Mapping[Any, float], bounds: Mapping[Any, float]) -> str:
     """The constraints that a run breaks: 'params_total is 20.0% above 15400'. `excess`: amount / bound - 1."""
-    return ", ".join(f"{name} is {value:.1%} above {bounds[name]:g}" for name, value in excess.items() if value > 0)
+    return commas(f"{name} is {value:.1%} above {bounds[name]:g}" for name, value in excess.items() if value > 0)
 
 
 def machine_text(machine: "Machine") -> str:
     """'cpu with 2 threads each'."""
-    device = "cpu" if not machine.gpus else f"GPU {', '.join('+'.join(group) for group in machine.gpus)}"
+    device = "cpu" if not machine.gpus else f"GPU {commas('+'.join(group) for group in machine.gpus)}"
     processes = machine.processes_per_run * machine.nodes
     threads = counted(machine.runtime.threads or 1, "thread")
     return f"{device} with {threads} each" + f" and {processes} processes per run" * (processes > 1)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparsedepth.words.plain_text import terminal_width, visible, wrapped
+from sparsedepth.words.plain_text import commas, terminal_width, visible, wrapped
 from sparsedepth.words.values import readable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def fitted_table(
     for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
         part = shown.of_columns([name for name in shown.columns if name not in names])
         if text := _side_by_side(part, width, text_width):
-            dropped = ", ".join(name for name in names if name in shown.columns)
+            dropped = commas(name for name in names if name in shown.columns)
             note = f"\n{wrapped([f'columns that did not fit: {dropped}'], width).rstrip()}" if dropped else ""
             return FittedTable(f"{text}{more}{note}", part.columns)
     return FittedTable(f"{_line_per_value(shown, width)}{more}", shown.columns)

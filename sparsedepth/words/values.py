@@ -7,7 +7,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from sparsedepth.words.plain_text import visible
+from sparsedepth.words.plain_text import commas, visible
 
 
 def readable(value: Any) -> str:
@@ -58,5 +58,5 @@ def assignment(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         value = json.dumps(value)
     if isinstance(value, str) and value.startswith("[["):  # a mapping, as its column has it
-        value = f"{{{', '.join(f'{key}: {number:g}' for key, number in json.loads(value))}}}"
+        value = f"{{{commas(f'{key}: {number:g}' for key, number in json.loads(value))}}}"
     return f"{name}={value}"

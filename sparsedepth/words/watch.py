@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from sparsedepth.words.plain_text import commas
+
 Lack = Literal["parts", "head", "loss"]
 LACK: Mapping[Lack, str] = {
     "parts": "reads parts of a block that are not known of this module",
@@ -15,7 +17,7 @@ LACK: Mapping[Lack, str] = {
 def left_out_text(left_out: Mapping[str, Lack]) -> str:
     """'sparsedepth: left out of all measures: experts (reads parts of a block, ...); lens, gradients (needs ...)'."""
     by_lack = {lack: [name for name, own in left_out.items() if own == lack] for lack in LACK}
-    told = (f"{', '.join(names)} ({LACK[lack]})" for lack, names in by_lack.items() if names)
+    told = (f"{commas(names)} ({LACK[lack]})" for lack, names in by_lack.items() if names)
     return f"sparsedepth: left out of all measures: {'; '.join(told)}"
 
 
