@@ -1,6 +1,7 @@
 """`plot` and `report`: figures and pages of the runs of results folders. Neither imports torch."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,7 +42,7 @@ class PlotCommand(FolderOptions):
     def compute(self) -> "Figures":
         """Draws, with a bar for all figures, and writes what `out` names."""
         from sparsedepth.cli.run_progress import bar
-        from sparsedepth.plots.draw import draw
+        from sparsedepth.plots.draw import draw, silent
         from sparsedepth.plots.page import FORMATS
         from sparsedepth.plots.runs import Selection
 
@@ -57,11 +58,8 @@ class PlotCommand(FolderOptions):
         except ValueError:
             raise ValueError(f"--depths {self.depths!r} are no numbers of layers; give them as 4,12") from None
         asked = (self.figure, out, self.run, format or "png", self.style)
-        with self.open() as store:
-            if self.figure != "all":
-                return draw(store, *asked, columns=self.columns, only=only)
-            with bar("figures") as progress:
-                return draw(store, *asked, progress, self.columns, only)
+        with self.open() as store, bar("figures") if self.figure == "all" else nullcontext(silent) as progress:
+            return draw(store, *asked, progress, self.columns, only)
 
 
 def _list_figures(is_asked: bool) -> None:
@@ -91,12 +89,12 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
     print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
-    of_plugins = {name: why for name, why in figures.left_out.items() if callable(FIGURES[name].place)}
-    ours = {name: why for name, why in figures.left_out.items() if name not in of_plugins}
-    if len({*ours.values()}) > 1:
-        ours = dict.fromkeys(ours, "the folder has no rows for them; --figure NAME says what is missing")
-    lines = [f"skipped {name}: {why}" for name, why in of_plugins.items()]
-    lines += [f"skipped {commas(ours)}: {why}" for why in {*ours.values()}]
+    ours = {name: why for name, why in figures.left_out.items() if not callable(FIGURES[name].place)}
+    lines = [f"skipped {name}: {why}" for name, why in figures.left_out.items() if name not in ours]
+    if ours:
+        why, *others = {*ours.values()}
+        why = "the folder has no rows for them; --figure NAME says what is missing" if others else why
+        lines.append(f"skipped {commas(ours)}: {why}")
     print(wrapped(lines), end="")
 
 

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from sparsedepth.config.section import Fields, Mistakes
 from sparsedepth.words.mistakes import hint, how_to_write, in_our_words
-from sparsedepth.words.plain_text import commas
+from sparsedepth.words.plain_text import commas, listed
 from sparsedepth.words.table import shortened
 
 Keys = tuple[str | int, ...]
@@ -78,15 +78,15 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
     """The message for one key, from its errors for each alternative type."""
     details = errors[0]
     name = ".".join(map(str, path))
+    given = shortened(repr(details["input"]), 200)
     if details["type"] == "extra_forbidden":
         owner = _model_at(model, path)
         known = [*owner.model_fields]
         keys = f"known keys: {commas(known)}" if len(known) < 30 else "`sparsedepth schema` lists the keys of a run"
         what = hint(str(path[-1]), known, getattr(owner, "base_fields", ())) or keys
-        return f"unknown key {name!r} (value {shortened(repr(details['input']), 200)}); {what}"
-    messages = list(dict.fromkeys(in_our_words(error["msg"]) for error in errors))
-    alternatives = [messages[0], *(message.removeprefix("must be ") for message in messages[1:])]
-    message = " or ".join(filter(None, [commas(alternatives[:-1]), alternatives[-1]]))
+        return f"unknown key {name!r} (value {given}); {what}"
+    first, *others = dict.fromkeys(in_our_words(error["msg"]) for error in errors)
+    message = listed([first, *(other.removeprefix("must be ") for other in others)], "or")
     if not name:
         return message
     field = model.model_fields.get(str(path[0]))
@@ -95,7 +95,7 @@ def _message(model: type[BaseModel], path: Keys, errors: Sequence[ErrorDetails])
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
     how = how_to_write({error["type"] for error in errors}, details["input"], message)
-    return f"{name}={shortened(repr(details['input']), 200)}{separator}{message}{how}{meaning}"
+    return f"{name}={given}{separator}{message}{how}{meaning}"
 
 
 def _model_at(model: type[BaseModel], path: Keys) -> type[BaseModel]:

@@ -23,9 +23,9 @@ def counted_are(n: int, noun: str) -> str:
     return f"{counted(n, noun)} {'is' if n == 1 else 'are'}"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], last: str = "and") -> str:
     """'4, 8 and 16'"""
-    return " and ".join(filter(None, [commas(names[:-1]), names[-1]]))
+    return f" {last} ".join(filter(None, [commas(names[:-1]), names[-1]]))
 
 
 def interval(lo: float | None, hi: float | None, digits: str = ".3g", name: str = "") -> str:

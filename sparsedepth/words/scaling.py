@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparsedepth.scaling.aspect import Best, Doubling
     from sparsedepth.scaling.carry import Carried
     from sparsedepth.scaling.crossover import Crossover
-    from sparsedepth.scaling.fit_law import ClusterEffect, FittedLaw
+    from sparsedepth.scaling.fit_law import FittedLaw
     from sparsedepth.scaling.law import Law
     from sparsedepth.scaling.report import Doubts, ParameterDoubt, Report
     from sparsedepth.scaling.shapes import ShapesAnswer
@@ -70,27 +70,27 @@ def law_text(law: "Law") -> str:
     return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
 
 
-def law_heading(report: "Report") -> list[str]:
+def law_heading(report: "Report") -> Iterator[str]:
     """A line each for law, points, clusters and optimum."""
     fit = report.fit
     excluded = f" ({report.n_excluded} highest losses and their ties excluded)" if report.n_excluded else ""
     units = commas(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
-    return [
-        f"{law_text(fit.law)}   [{units}]",
-        f"{fit.n_points} points of {report.source}{excluded}",
-        *([_cluster_text(fit.clusters)] if fit.has_clusters else []),
+    yield f"{law_text(fit.law)}   [{units}]"
+    yield f"{fit.n_points} points of {report.source}{excluded}"
+    if fit.has_clusters:
+        clusters = fit.clusters
+        share = clusters.between**2 / (clusters.between**2 + clusters.within**2 or 1.0)
+        yield (
+            f"{len(clusters.sizes)} clusters with random effects on ln L: sd {clusters.between:.3g} between, "
+            f"{clusters.within:.3g} within ({share:.0%} of the variance is between); clusters are resampled whole"
+        )
+    yield (
         f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
-        f"condition number {fit.condition:.3g}",
+        f"condition number {fit.condition:.3g}"
+    )
+    yield (
         "95% intervals: lo, hi: Student's t, from the curvature at the optimum; bootstrap_: from refits; '-': unknown. "
-        "NAME_part: a term's contribution at the points' geometric mean",
-    ]
-
-
-def _cluster_text(clusters: "ClusterEffect") -> str:
-    share = clusters.between**2 / (clusters.between**2 + clusters.within**2 or 1.0)
-    return (
-        f"{len(clusters.sizes)} clusters with random effects on ln L: sd {clusters.between:.3g} between, "
-        f"{clusters.within:.3g} within ({share:.0%} of the variance is between); clusters are resampled whole"
+        "NAME_part: a term's contribution at the points' geometric mean"
     )
 
 
@@ -228,20 +228,15 @@ def shapes_lines(found: "ShapesAnswer") -> list[str]:
         f"depth per width at equal FLOPs: {len(runs)} points of {runs['cluster'].nunique()} shapes, {ends} FLOPs, by "
         f"one law in size, tokens and aspect (n_layers per 64 of d_model), clustered by shape"
     )
-    moves = (
-        f"it moves with the budget (p {law.p_move:.2g})"
-        if law.moves
-        else f"a move with the budget is not shown (p {law.p_move:.2g})"
-    )
     bounded = [one for one in found.best if (one.lo, one.hi) != (None, None)]
-    best = [f"{_aspect_text(one)} at {flops_text(one.flops)} FLOPs" for one in bounded]
+    best = commas(f"{_aspect_text(one)} at {flops_text(one.flops)} FLOPs" for one in bounded)
+    moves = "it moves with the budget" if law.moves else "a move with the budget is not shown"
+    nothing = "not known; the loss is not shown to rise on both sides of one"
     return [
         "; ".join(filter(None, [head, *notes])),
-        f"best aspect: {commas(best)}; {moves}"
-        if best
-        else "best aspect: not known; the loss is not shown to rise on both sides of one",
+        f"best aspect: {f'{best}; {moves} (p {law.p_move:.2g})' if best else nothing}",
         f"twice the layers per width, at {flops_text(math.exp(law.middle))} FLOPs:",
-        *(_doubling_text(one) for one in found.doublings),
+        *map(_doubling_text, found.doublings),
     ]
 
 
