@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Device, Folder, ModelName, Names, Settings, TableOrJson
-from sparsedepth.config.section import Rule, refuse_first
+from sparsedepth.config.rule import Rule, refuse_first
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.quantity import Column, Named, without_none
 from sparsedepth.store.query_result import QueryResult

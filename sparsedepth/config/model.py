@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sparsedepth.config.role import ANY, COMPUTES, DROPOUT, RECORD, Role, changed, roles
+from sparsedepth.config.rule import Rule, refuse_first
 from sparsedepth.config.section import (
     WHOLE,
     Count,
@@ -18,10 +19,8 @@ from sparsedepth.config.section import (
     Mistakes,
     NonNegative,
     Positive,
-    Rule,
     Section,
     check,
-    refuse_first,
     whole_number,
 )
 from sparsedepth.quantities.quantity import Named

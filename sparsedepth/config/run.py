@@ -27,18 +27,8 @@ from sparsedepth.config.role import (
     fields_where,
     refuse_undeclared,
 )
-from sparsedepth.config.section import (
-    WHOLE,
-    Count,
-    Fields,
-    Fraction,
-    NonNegative,
-    Positive,
-    Rule,
-    Section,
-    check,
-    refuse_first,
-)
+from sparsedepth.config.rule import Rule, refuse_first
+from sparsedepth.config.section import WHOLE, Count, Fields, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES

@@ -45,17 +45,6 @@ class Mistakes(ValueError):
         super().__init__("; ".join(self.mistakes))
 
 
-Rule = tuple[Callable[[Any], Any], str]
-"""What is wrong with a record, if anything, and the mistake: a template of the record `c` and of what was found."""
-
-
-def refuse_first(rules: Iterable[Rule], record: object) -> None:
-    """Raises ValueError for the first rule that a record breaks."""
-    for find, told in rules:
-        if found := find(record):
-            raise ValueError(told.format(c=record, found=found))
-
-
 def check(method: Check) -> Check:
     """Marks a method of a `Section` that raises ValueError for inconsistent values; all of them are run."""
     vars(method)["is_check"] = True

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sparsedepth.config.rule import Rule, refuse_first
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Fields, Inside, Positive, Rule, Section, check, refuse_first
+from sparsedepth.config.section import Count, Fields, Inside, Positive, Section, check
 from sparsedepth.files import digest
 from sparsedepth.words.plain_text import commas
 

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
-from sparsedepth.config.section import WHOLE, Count, Fields, Rule, Section, refuse_first
+from sparsedepth.config.rule import Rule, refuse_first
+from sparsedepth.config.section import WHOLE, Count, Fields, Section
 from sparsedepth.plugins import Plugin, is_accepted
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.quantities.quantity import Named

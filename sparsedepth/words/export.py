@@ -105,10 +105,10 @@ def _fenced(language: str, text: str) -> str:
 
 
 def _scores(summary: Row) -> str:
-    rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
+    text = "| score | value | 95% interval | unit |\n|---|---|---|---|"
     for column, value, ends in quantities.with_intervals(summary):
         if not isinstance(value, bool | str):
             interval = f"{ends[0]:.4g} to {ends[1]:.4g}" if ends else ""
             number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-            rows.append(f"| {column.name} | {number} | {interval} | {column.unit} |")
-    return "\n".join(rows)
+            text += f"\n| {column.name} | {number} | {interval} | {column.unit} |"
+    return text

@@ -104,11 +104,10 @@ def duration(seconds: float) -> str:
         return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
     if whole >= 2 * DAY:
         return f"{whole // DAY}d{whole % DAY // 3600:02d}h"
-    hours = whole // 3600
-    minutes = whole % 3600 // 60
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+    minutes, seconds = divmod(whole, 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
 
 
 def cause_of(error: Exception) -> str:
