@@ -46,9 +46,6 @@ class Command(Protocol[Result]):
 def call(record: Callable[Keywords, Command[Result]]) -> Callable[Keywords, Result]:
     """The Python call of a command: the fields of its record are the keywords, told with their help."""
     fields = inspect.signature(record).parameters
-    helps = {name: getattr(metadata, "help", None) for name, each in fields.items()
-             for metadata in getattr(each.annotation, "__metadata__", ())}  # fmt: skip
-
     signature = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in fields.values()])
 
     @functools.wraps(record, assigned=("__module__", "__doc__"), updated=())
@@ -59,7 +56,12 @@ def call(record: Callable[Keywords, Command[Result]]) -> Callable[Keywords, Resu
             raise TypeError(f"sparsedepth.{computed.__name__}: {error}; it takes {commas(fields)}") from None
         return record(*values, **named).compute()
 
-    told = "".join(f"\n{name}: {text}" for name, text in helps.items() if text)
+    told = "".join(
+        f"\n{name}: {metadata.help}"
+        for name, each in fields.items()
+        for metadata in getattr(each.annotation, "__metadata__", ())
+        if getattr(metadata, "help", None)
+    )
     computed.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n{told}"
     computed.__signature__ = signature  # ty: ignore[missing-attribute]
     return computed

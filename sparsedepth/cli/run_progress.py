@@ -19,10 +19,16 @@ QUIET_SECONDS = 30.0
 def bar(title: str) -> Generator[Callable[..., None], None, None]:
     """A progress bar on stderr; without a terminal a line at the start and every QUIET_SECONDS, with the time left.
     Yields report(phase, share done, loss=None)."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
     console = Console(stderr=True)
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
         task = progress.add_task(title, total=1.0)
         printed_at = -math.inf
         time_left = TimeLeft()

@@ -136,9 +136,8 @@ def sweep(
     from sparsedepth.plan.price import price
 
     driver = make_driver(given, definition)
-    plan = driver.plan
-    machine = driver.machine
-    expected = driver.plan.expected
+    plan, machine = driver.plan, driver.machine
+    expected = plan.expected
     setup = pricing.local_pricing_setup(plan, machine, out, calibrated=False)
     if dry_run:
         pricing.print_price(plan, pricing.priced_sweep(plan, setup, out if out.exists() else None))
