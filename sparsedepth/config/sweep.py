@@ -199,9 +199,13 @@ class SweepDefinition(Tuned):
         yield from (("variants", self._fields_of(variant)) for variant in self.variants)
         yield from (("cells", self._fields_of(cell)) for cell in self.cells)
         yield "tune.at", self.tune_at
-        parts: list[tuple[str, Fields]] = [("space", self.space), ("tune", self.tune)]
-        parts += [("zip", axis) for axis in self.zip] + [("exclude", where) for where in self.exclude]
-        parts += [(f"only.{name}", where) for name, where in self.only.items()]
+        parts = (
+            ("space", self.space),
+            ("tune", self.tune),
+            *(("zip", axis) for axis in self.zip),
+            *(("exclude", where) for where in self.exclude),
+            *((f"only.{name}", where) for name, where in self.only.items()),
+        )
         for part, name, axis in ((part, *entry) for part, axes in parts for entry in axes.items()):
             if not isinstance(axis, Interval):
                 yield from ((part, {name: value}) for value in (axis if isinstance(axis, list) else [axis]))
@@ -325,14 +329,12 @@ class SweepDefinition(Tuned):
 
     def replicated_grid(self) -> Iterator[tuple[Cell, list[int]]]:
         """The cells of a grid sweep, each with its seeds; duplicates are merged, seeds included."""
-        seeds: dict[str, list[int]] = {}
-        cells: dict[str, Cell] = {}
+        found: dict[str, tuple[Cell, list[int]]] = {}
         for entry, cell in self._grid_cells():
             if not self.is_excluded(cell):
-                key = cell_digest(cell)
-                cells.setdefault(key, cell)
-                seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
-        return ((cell, seeds[key]) for key, cell in cells.items())
+                _, seeds = found.setdefault(cell_digest(cell), (cell, []))
+                seeds += [seed for seed in own_seeds(entry, self.seeds) if seed not in seeds]
+        return iter(found.values())
 
     def tuned_cells(self) -> list[Cell]:
         """The cells of a grid that are tuned: all, or each setting at the shape `tune_at`."""
