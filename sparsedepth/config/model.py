@@ -208,7 +208,9 @@ class ModelConfig(Section):
 
     @check
     def _check_experts(self) -> None:
-        refuse_first(WITHOUT_EXPERTS, self)
+        for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
+            if self.n_experts == 0 and (value := getattr(self, name)):
+                raise ValueError(f"{name}={value} needs experts, but n_experts=0; set n_experts, or leave {name} out")
 
     @check
     def _check_conditions(self) -> None:
@@ -219,7 +221,9 @@ class ModelConfig(Section):
             if own != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
                 told = f"{name}={own} has no meaning with {owner}={getattr(self, owner)!r}"
                 raise ValueError(f"{told}; set {owner}={value!r}, or leave {name} out")
-        refuse_first(WITH_DOCUMENTS, self)
+        if self.mask_documents and (self.eod is None or self.eod >= self.vocab_size):
+            told = f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}"
+            raise ValueError(f"{told}, and has eod={self.eod}; set eod to the tokenizer's end-of-sequence id")
 
     @check
     def _check_combinations(self) -> None:
@@ -317,18 +321,6 @@ SHAPES: tuple[Rule, ...] = (
      "norm='post', or another mix_frac"),
 )  # fmt: skip
 """Sizes divide each other as heads, groups of keys and groups of channels need it."""
-
-WITHOUT_EXPERTS = tuple(
-    (lambda c, name=name: not c.n_experts and getattr(c, name),
-     f"{name}={{found}} needs experts, but n_experts=0; set n_experts, or leave {name} out")
-    for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers")
-)  # fmt: skip
-
-WITH_DOCUMENTS: tuple[Rule, ...] = (
-    (lambda c: c.mask_documents and (c.eod is None or c.eod >= c.vocab_size),
-     "mask_documents needs the id that ends a document, below vocab_size={c.vocab_size}, and has eod={c.eod}; set eod "
-     "to the tokenizer's end-of-sequence id"),
-)  # fmt: skip
 
 WITH_EXPERTS = (
     (lambda c: c.top_k is None,
