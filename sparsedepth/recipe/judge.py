@@ -107,23 +107,25 @@ def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str 
     """Of variants with several seeds each."""
     runs = table.runs
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
-    pairs = {name: _pair(losses, n_runs, name, baseline) for name in losses if name != baseline}
-    seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
-    is_paired = "seed" in table.columns and all(len(own & base) > 1 for own, base in seeds if own)
+    pairs = [_pair(losses, n_runs, name, baseline) for name in losses if name != baseline]
+    is_paired = "seed" in table.columns and all(len(pair.own.keys() & pair.base) > 1 for pair in pairs if pair.own)
     rows, luck = _judged(pairs, is_paired)
     curve, reason = _curve({budget: own for budget, own in losses[baseline].items() if own})
     speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
-    for row in rows:
-        pair = pairs[row.fields["setting"]]
+    records = []
+    for pair in pairs:
         speed = speeds[pair.name, pair.budget] - speeds[baseline, pair.budget]
-        _add_worth(row, _worth(curve, pair, is_paired), speed, reason)
-    shown = [row for row in rows if variant in (None, row.fields["setting"])]
-    bases = {pair.budget: len(pair.base) for pair in pairs.values()}
-    n_used = sum(len(pair.own) for pair in pairs.values()) + sum(bases.values())
+        worth = _worth(curve, pair, is_paired)
+        records.append(_record(rows[pair.name].fields, worth, speed, reason) | {"baseline": baseline})
+    # The lowest effect first, variants without a loss last.
+    records.sort(key=lambda record: (record["effect"] is None, record["effect"], record["budget"] or 0.0))
+    shown = [record for record in records if variant in (None, record["variant"])]
+    bases = {pair.budget: len(pair.base) for pair in pairs}
+    n_used = sum(len(pair.own) for pair in pairs) + sum(bases.values())
     return Judgement(
         columns=table.columns,
         baseline=baseline,
-        table=_table(shown, baseline),
+        table=QueryResult.of_records(shown, COLUMNS),
         luck=luck,
         is_paired=is_paired,
         used=used_text(table, n_used, "at budgets that are not compared", table.is_ladder),
@@ -133,9 +135,7 @@ def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str 
 def _of_ladder(
     table: TableRuns, losses: "LossesOf", baseline: str, variant: str | None, asymptote: float | None
 ) -> Judgement:
-    known = {
-        name: {C: {0: float(np.mean([*of.values()]))} for C, of in own.items() if of} for name, own in losses.items()
-    }
+    known = {name: {C: {0: np.mean([*of.values()])} for C, of in own.items() if of} for name, own in losses.items()}
     speed = np.log(table.runs["throughput"]).groupby([table.runs["variant"], table.runs["budget"]]).mean()
     speeds = {name: (speed[name] - speed[baseline]).dropna().to_numpy() for name in losses}
     found = judge_ladder(known, baseline, speeds, asymptote)
@@ -147,19 +147,13 @@ def _of_ladder(
     )  # fmt: skip
 
 
-def _add_worth(row: Row, worth: Speedup, log_speed: float, reason: str) -> None:
-    """What a variant is worth in compute and in time; `reason`: why the baseline has no curve."""
+def _record(fields: Named, worth: Speedup, log_speed: float, reason: str) -> Named:
+    """A variant with its verdict, and what it is worth; `reason`: why the baseline has no curve."""
     timed = in_time(worth, np.array([log_speed] if math.isfinite(log_speed) else []))
-    why = "; ".join(filter(None, [row.fields["reason"], reason, worth.reason]))
-    row.fields |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
-    row.fields |= {"time_multiplier": timed.multiplier, "reason": why}
-
-
-def _table(rows: Sequence[Row], baseline: str) -> QueryResult:
-    """The lowest effect first, variants without a loss last."""
-    records = [_record(row) | {"baseline": baseline} for row in rows]
-    records.sort(key=lambda record: (record["effect"] is None, record["effect"]))
-    return QueryResult.of_records(records, COLUMNS)
+    reasons = "; ".join(filter(None, [fields["reason"], reason, worth.reason]))
+    told = {"verdict": WORDS[fields["verdict"]], "effect": fields["estimate"], "reason": reasons or None}
+    told |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
+    return fields | told | {"time_multiplier": timed.multiplier, "seeds_wanted": _seeds_wanted(fields)}
 
 
 def _baseline(runs: pd.DataFrame, given: str | None) -> str:
@@ -215,7 +209,7 @@ def _losses(runs: pd.DataFrame) -> LossesOf:
     return losses
 
 
-def _pair(losses: Mapping[str, Mapping[float, _Losses]], n_runs: Counter, name: str, baseline: str) -> JudgedPair:
+def _pair(losses: LossesOf, n_runs: Counter, name: str, baseline: str) -> JudgedPair:
     """Raises ValueError without a budget in common."""
     budget = max(losses[name].keys() & losses[baseline].keys(), default=None)
     if budget is None:
@@ -224,26 +218,24 @@ def _pair(losses: Mapping[str, Mapping[float, _Losses]], n_runs: Counter, name: 
     return JudgedPair(name, budget, own, base, (n_runs[name, budget] - len(own), n_runs[baseline, budget] - len(base)))
 
 
-def _judged(pairs: Mapping[str, JudgedPair], is_paired: bool) -> tuple[list[Row], tuple[int, float] | None]:
+def _judged(pairs: Sequence[JudgedPair], is_paired: bool) -> tuple[dict[str, Row], tuple[int, float] | None]:
     """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
-    rows: list[Row] = []
+    rows = {pair.name: _row(pair) for pair in pairs}
     lucks: list[tuple[int, float]] = []
-    for budget in sorted({pair.budget for pair in pairs.values()}):
-        family = [pair for pair in pairs.values() if pair.budget == budget]
-        of_family = [_row(pair) for pair in family]
-        known = [(row, pair) for row, pair in zip(of_family, family, strict=True) if pair.own and pair.base]
-        losses = [pair.own for _, pair in known]
-        effects = variant_effects([family[0].base, *losses], is_paired) if known else []
+    for budget in {pair.budget for pair in pairs}:
+        family = [pair for pair in pairs if pair.budget == budget]
+        known = [pair for pair in family if pair.own and pair.base]
+        losses = [family[0].base, *(pair.own for pair in known)]
         sds = []
-        for (row, _), effect in zip(known, effects, strict=True):
-            contrast = row.contrast = effect.distribution
-            row.shared, row.fields["estimate"] = effect.shared, effect.estimate
+        for pair, effect in zip(known, variant_effects(losses, is_paired) if known else (), strict=True):
+            row, contrast = rows[pair.name], effect.distribution
+            row.contrast, row.shared, row.fields["estimate"] = contrast, effect.shared, effect.estimate
             if contrast is not None:
                 row.fields["reason"] = ""
                 sds.append(contrast.sd * math.sqrt(1 - effect.shared))
         if sds:
-            lucks.append((len(sds), float(np.median(sds)) * greatest_of(len(sds))))
-        rows += judged(of_family)
+            lucks.append((len(sds), np.median(sds) * greatest_of(len(sds))))
+        judged([rows[pair.name] for pair in family])
     return rows, max(lucks, default=None)
 
 
@@ -251,7 +243,7 @@ def _row(pair: JudgedPair) -> Row:
     """A variant without a verdict."""
     own, base = Side(name="the variant", diverged=pair.n_lost[0]), Side(name="the baseline", diverged=pair.n_lost[1])
     fields: Named = {
-        "setting": pair.name, "budget": pair.budget, "seeds": len(pair.own), "diverged": own.diverged,
+        "variant": pair.name, "budget": pair.budget or None, "seeds": len(pair.own), "diverged": own.diverged,
         "verdict": "not shown",
         "reason": "no variant has runs of two seeds that differ" if pair.own else "none of its runs has a loss",
         **dict.fromkeys(("estimate", "lo", "hi", "p_adjusted", "detectable")),
@@ -262,13 +254,7 @@ def _row(pair: JudgedPair) -> Row:
 def greatest_of(n: int) -> float:
     """The mean of the greatest of n standard normal numbers."""
     x = np.linspace(-8, 8, 4001)
-    return float(np.trapezoid(np.heaviside(x, 0.5) - ndtr(x) ** n, x))
-
-
-def _record(row: Row) -> Named:
-    fields = {**row.fields, "verdict": WORDS[row.fields["verdict"]]}
-    fields |= {"variant": fields["setting"], "effect": fields["estimate"], "seeds_wanted": _seeds_wanted(fields)}
-    return fields | {"reason": fields["reason"] or None, "budget": fields["budget"] or None}
+    return np.trapezoid(np.heaviside(x, 0.5) - ndtr(x) ** n, x)
 
 
 def _seeds_wanted(fields: Named) -> int | None:
