@@ -23,6 +23,9 @@ from sparsedepth.store.setting import BUDGET
 from sparsedepth.words.recipe import claim_of
 from sparsedepth.words.scaling import not_worth
 
+FACTS = {"code": "code", "kernels": "kernels", "data": "data hash"}
+"""Field of Provenance -> fact of a manifest."""
+
 
 def derive_card(
     runs: pd.DataFrame,
@@ -46,13 +49,9 @@ def derive_card(
         recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)
     used = found.results[found.results["run_id"].isin(recipe.run_ids)]
-    card = Card(
-        recipe=recipe,
-        holdout=holdout,
-        tests=tests_of(recipe, holdout, None),
-        provenance=provenance_of(runs, used, recipe, folders),
-    )
-    return with_trial(card, folders)
+    provenance = provenance_of(runs, used, recipe, folders)
+    tests = tests_of(recipe, holdout, None)
+    return with_trial(Card(recipe=recipe, holdout=holdout, tests=tests, provenance=provenance), folders)
 
 
 def _cost_of_depth(cells: Cells, recipe: Recipe) -> str:
@@ -88,9 +87,7 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
         run_ids=sorted(used["run_id"]),
         seeds=sorted(set(map(int, runs["seed"].dropna()))),
         manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if is_complete else None,
-        code=sorted({fact["code"] for fact in facts if "code" in fact}),
-        kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
-        data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
+        **{field: sorted({fact[name] for fact in facts if name in fact}) for field, name in FACTS.items()},
         hours={str(name): float(total) / 3600 for name, total in seconds.items()},
         node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
         command=f"sparsedepth recipe {paths} {options}",

@@ -69,18 +69,18 @@ class Evidence:
             self._effects[depth] = as_records(with_second_looks(frame, cells) if self.has_looks else frame)
         return self._effects[depth]
 
-    def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:
-        """The effect of a setting at the baseline, or beside another setting."""
-        wanted = ("beside" if context else "setting", setting, context)
-        return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
+    def settings(self, depth: int) -> dict[str, Effect]:
+        """Setting -> its effect at the baseline of a depth."""
+        return {effect.setting: effect for effect in self.effects(depth) if effect.question == "setting"}
 
-    def has_settings(self, depth: int) -> bool:
-        """Whether any setting can be compared with the baseline of a depth."""
-        return any(effect.question == "setting" and effect.estimate is not None for effect in self.effects(depth))
+    def beside(self, depth: int, setting: str, context: str) -> Effect | None:
+        """The effect of a setting beside another one."""
+        wanted = ("beside", setting, context)
+        return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
 
     def matched(self, depth: int) -> str:
         """The cost that most settings of a depth share with their baseline: tokens, or training FLOPs."""
-        effects = [effect for effect in self.effects(depth) if effect.question == "setting"]
+        effects = self.settings(depth).values()
         shared = {name: [getattr(effect, name) or 0.0 for effect in effects] for name in ("tokens", "flops")}
         return max(shared, key=lambda name: sum(abs(ratio - 1) <= MATCHED for ratio in shared[name]))
 
@@ -95,8 +95,7 @@ class Evidence:
 
     def label(self, depth: int, changes: Changes) -> str | None:
         """The setting with these changes; None if it was not run at this depth."""
-        names = (e.setting for e in self.effects(depth) if e.question == "setting")
-        return next((name for name in names if self.changes[name] == changes), None)
+        return next((name for name in self.settings(depth) if self.changes[name] == changes), None)
 
     def runs_of(self, setting: str, depth: int, lr: float | None = None) -> pd.DataFrame:
         """The results of a setting at a depth: at one value of the tuned field, by default the one that is compared."""
@@ -240,20 +239,20 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
     """Every setting at the nearest depth, with the reason why it does not count as better or worse. Other data are left
     out: an easier task is not a remedy."""
     nearest, *others = recipe.shown_at
-    effects = [effect for effect in found.effects(nearest) if effect.question == "setting"]
-    at_depth = {found.changes[effect.setting] for effect in effects}
+    effects = found.settings(nearest)
+    at_depth = {found.changes[setting] for setting in effects}
     used = found.results[found.results["n_layers"].isin(recipe.shown_at)]
     own_context = OWN_CONTEXT if has_one_context(used[used["outcome"] == "ok"]) else (*OWN_CONTEXT, COMMON)
-    for effect in effects:
-        changes = found.changes[effect.setting]
+    for setting, effect in effects.items():
+        changes = found.changes[setting]
         fields = {name for name, _ in changes}
-        if found.runs_of(effect.setting, nearest).empty:
+        if found.runs_of(setting, nearest).empty:
             continue
         values, baseline_values, unbuilt = _built(found, effect, recipe)
         if {*fields, *values} & {*DATA}:
             continue
         shown = comparison_of(effect)
-        elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != shown]
+        elsewhere = [d for d in others if comparison_of(found.settings(d).get(setting)) != shown]
         sizes = sorted({name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET})
         against = {
             "it is a budget, which no recipe recommends": bool(fields & {*BUDGET}),
@@ -306,21 +305,27 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
         data = found.cells.settings.data if found.cells.settings else ()
-        elsewhere = () if recipe.candidates else [at for at in found.depths if at != nearest and found.has_settings(at)]
+        elsewhere = [
+            at
+            for at in found.depths
+            if not recipe.candidates
+            and at != nearest
+            and any(effect.estimate is not None for effect in found.settings(at).values())
+        ]
         return _with(recipe, abstained=nothing_recommended(recipe, data, elsewhere))
     ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
     ranked = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
     setting, refused, untested = _together(found, recipe, ranked)
-    effect = found.effect(nearest, setting)
-    assert effect is not None and depth is not None
+    effect = found.settings(nearest)[setting]
+    assert depth is not None
     recommended = {candidate.setting for candidate in ranked} - {*refused}
     candidates = []
     for each in recipe.candidates:
         update = {"recommended": each.setting in recommended, "refused": refused.get(each.setting, each.refused)}
         candidates.append(each.model_copy(update=update))
-    settings = [each.setting for each in found.effects(nearest) if each.question == "setting"]
+    settings = found.settings(nearest)
     scales = [name for name in settings if {field for field, _ in found.changes[name]} <= {*BUDGET} - {*DATA}]
-    beside = (found.effect(nearest, setting, scale) for scale in scales)
+    beside = (found.beside(nearest, setting, scale) for scale in scales)
     return _with(
         recipe, candidates=tuple(candidates), config=found.config(setting, nearest, depth, effect.lr), effect=effect,
         untested=untested, scales=tuple(filter(None, beside)),
@@ -358,10 +363,9 @@ def _together(
 
 def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -> bool:
     """Whether a setting beside another is better than that alone: both against the baseline, and not worse beside."""
-    both, alone = found.effect(depth, union), found.effect(depth, context)
-    if both is None or alone is None or comparison_of(both) != "better":
-        return False
-    return comparison_of(found.effect(depth, setting, context)) != "worse" and _gain(both) > _gain(alone)
+    both, alone = (found.settings(depth)[name] for name in (union, context))
+    is_worse = comparison_of(found.beside(depth, setting, context)) == "worse"
+    return comparison_of(both) == "better" and not is_worse and _gain(both) > _gain(alone)
 
 
 def _gain(effect: Effect) -> float:

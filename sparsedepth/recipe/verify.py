@@ -73,8 +73,9 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
         needs = f"--holdout-depth {depth} needs finished runs there and at two smaller depths"
         raise ValueError(f"{needs}; {have}{possible}")
     shallower = derive(found.runs, depth, recipe.objective, recipe.matched, found, below=depth)
-    gain = found.effect(depth, shallower.effect.setting) if shallower.effect else None
-    pairs = [(candidate.effect, found.effect(depth, candidate.setting)) for candidate in shallower.candidates]
+    measured = found.settings(depth)
+    gain = measured.get(shallower.effect.setting) if shallower.effect else None
+    pairs = [(candidate.effect, measured.get(candidate.setting)) for candidate in shallower.candidates]
     return Holdout(
         depth=depth, fitted_on=fitted_on, changes=tuple(change.setting for change in shallower.changes),
         predictions=tuple(Prediction(setting=own.setting, predicted=own, measured=there) for own, there in pairs),
@@ -85,16 +86,14 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
     """The tests of what is recommended; none without a recommendation, but for a held-out depth that was asked for."""
     found: dict[str, Answer] = {}
-    if recipe.effect:
-        reason = recipe.weakness or recipe.unknown
-        in_sample = ("failed", reason) if reason else ("passed", in_sample_text(recipe, recipe.effect))
-        found["in-sample with seeds"] = in_sample
     if recipe.effect or holdout:
         found["held-out depth"] = _held_out(recipe, holdout)
     if recipe.effect:
-        found["fresh seeds"] = _fresh_seeds(verification)
-        found["several scales"] = _scales(recipe)
-        found["equal cost"] = _cost(recipe.effect.flops)
+        reason = recipe.weakness or recipe.unknown
+        in_sample: Answer = ("failed", reason) if reason else ("passed", in_sample_text(recipe, recipe.effect))
+        scales, cost = _scales(recipe), _cost(recipe.effect.flops)
+        found = {"in-sample with seeds": in_sample, **found, "fresh seeds": _fresh_seeds(verification)}
+        found |= {"several scales": scales, "equal cost": cost}
     return tuple(Test(name=name, outcome=outcome, text=text) for name, (outcome, text) in found.items())
 
 
