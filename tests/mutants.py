@@ -32,6 +32,7 @@ class Fault(NamedTuple):
 OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("effects/fit.py", "effects/test_fit.py"): (
         ("variance_C[baseline] / (variance_C", "variance_C[setting] / (variance_C"),
+        ("share_of_baseline(numbers[0], numbers[-1])", "share_of_baseline(numbers[-1], numbers[0])"),
     ),
     ("effects/curve.py", "effects/test_fit.py"): (
         ("ndtr((low_C - best_KGC)", "ndtr((best_KGC - low_C)"),
@@ -39,13 +40,12 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("np.minimum(omega2_GC, MAX_ERROR**2)", "np.maximum(omega2_GC, MAX_ERROR**2)"),
     ),
     ("effects/fit.py", "effects/test_frame.py"): (
-        ("unit_CC[setting] - unit_CC[baseline]", "unit_CC[baseline] - unit_CC[setting]"),
+        ("= [*weights.values()]", "= [*weights.values()][::-1]"),
     ),
     ("effects/frame.py", "effects/test_fit.py"): (
         ("variance_P = variance_P * weight_P**2", "variance_P = variance_P * np.abs(weight_P)"),
         ("(variance_P**2 / df_P)", "(variance_P / df_P)"),
-        ("outside_C[numbers].tolist()", "outside_C[numbers[::-1]].tolist()"),
-        ("share_of_baseline(numbers[0], numbers[-1])", "share_of_baseline(numbers[-1], numbers[0])"),
+        ("zip(SIDES, sides, strict=True)", "zip(SIDES, sides[::-1], strict=True)"),
     ),
     ("effects/frame.py", "effects/test_frame.py"): (("x = np.log2(np.array(values", "x = np.log(np.array(values"),),
     ("effects/verdict.py", "effects/test_fit.py"): (

@@ -23,7 +23,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.fit import ByLr, CellRuns, Changes, Fit, fit_by_lr, fit_of, fit_with_curves
+from sparsedepth.effects.fit import ByLr, CellRuns, Changes, NamedFit, fit_by_lr, fit_of, fit_with_curves
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import unit_of
 from sparsedepth.quantities.quantity import Named, Row
@@ -49,6 +49,8 @@ COSTS = {
 MEASURE = {*fields_where(RunConfig, lambda role: role.kind == "measure")} - {"measures"}
 """Fields by which a value depends on how it was measured; what else was measured changes none."""
 LOSSES = {OWN, COMMON}
+EDGE = "{} {:g} is the {}"
+"""'weight_decay 0.1 is the lowest' of those tried: its optimum may lie beyond."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,8 +123,7 @@ class Cells:
 
     def side(self, name: str, cell: "CellRuns", outside: float) -> Side:
         """What may withhold a verdict on a cell. `outside`: the probability that its optimum is beyond the lr tried."""
-        own = f"{self.field} {cell.lr:g} is the {cell.edge}" if cell.edge else cell.edge_beside
-        return Side(name=name, edge=own if self.is_tuned else "", outside=outside, diverged=cell.n_diverged)
+        return Side(name=name, edge=cell.edge if self.is_tuned else "", outside=outside, diverged=cell.n_diverged)
 
 
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
@@ -163,30 +164,35 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
             "lr": lr.where(lr > 0),
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs.get("tuning"),
-            "carry_regret": runs.get("carry_regret"),
+            "carry_regret": pd.to_numeric(runs["carry_regret"]) if "carry_regret" in runs else np.nan,
             "value": values_of(runs, outcome),
             "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
-    if "time" in rows and "device" in runs:  # other work on a CPU is in its times
-        rows["time"] = rows["time"].where(~runs["device"].astype(str).str.startswith("cpu"))
+    if "time" in rows and "device" in runs:
+        rows["time"] = off_cpus(rows["time"], runs["device"])
     rows["edge_beside"] = _edges(runs, [rows["n_layers"], rows["setting"]], tuned[1:])
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
     of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
     return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
 
 
+def off_cpus(times: pd.Series, devices: pd.Series) -> pd.Series:
+    """Times, or speeds, of runs on other devices: on a CPU other work, and runs beside each other, change them."""
+    return times.where(~devices.astype(str).str.startswith("cpu"))
+
+
 def _edges(runs: pd.DataFrame, cells: Sequence[pd.Series], names: Sequence[str]) -> pd.Series:
-    """'weight_decay 0.1 is the lowest', where a number of these fields is at the end of those that its cell tried."""
+    """EDGE, where a number of these fields is at the end of those that its cell tried."""
     found = pd.Series("", runs.index)
     for name in names:
         values = pd.to_numeric(runs[name], errors="coerce")
         of_cell = values.groupby([*cells])
         for end, word in (("min", "lowest"), ("max", "highest")):
             is_end = (values == of_cell.transform(end)) & (of_cell.transform("nunique") > 1)
-            found[is_end] = values[is_end].map(f"{name} {{:g}} is the {word}".format)
+            found[is_end] = [EDGE.format(name, value, word) for value in values[is_end]]
     return found
 
 
@@ -312,16 +318,23 @@ class Depth:
         return fit_by_lr(self.cells)
 
     @cached_property
-    def fitted(self) -> Fit | None:
-        of_fit = [self.cells[setting] for setting in self.order]
-        return fit_with_curves(of_fit, self.sign) if self.has_curves else fit_of([cell.results for cell in of_fit])
+    def fit(self) -> NamedFit:
+        of_fit = {setting: self.cells[setting] for setting in self.order}
+        if self.has_curves:
+            return fit_with_curves(of_fit, self.sign)
+        return fit_of({setting: cell.results for setting, cell in of_fit.items()})
 
 
 def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
-    runs = {str(name): own for name, own in rows.groupby("setting")}
-    order = sorted(runs, key=lambda name: (name != BASELINE, name))
-    unmeasured = [name for name in order if not (runs[name]["value"].notna() | runs[name]["diverged"]).any()]
-    of = {name: _cell_runs(name, runs[name]) for name in order if name not in unmeasured}
+    columns = {str(name): column.to_numpy() for name, column in rows.items()}
+    order = sorted({*columns["setting"]}, key=lambda name: (name != BASELINE, name))
+    runs = {
+        name: {column: values_N[at_N] for column, values_N in columns.items()}
+        for name in order
+        for at_N in [columns["setting"] == name]
+    }
+    unmeasured = [name for name, own in runs.items() if not (~np.isnan(own["value"]) | own["diverged"]).any()]
+    of = {name: _cell_runs(name, runs[name], cells.field) for name in order if name not in unmeasured}
     tuned = [setting for setting, cell in of.items() if cells.is_tuned and len(cell.tried) > 1 and cell.at_lr(cell.lr)]
     return Depth(
         depth=int(rows["n_layers"].iloc[0]), cells=of, unmeasured=unmeasured, sign=quantities.sign(cells.outcome),
@@ -329,25 +342,26 @@ def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     )  # fmt: skip
 
 
-def _cell_runs(setting: str, rows: pd.DataFrame) -> CellRuns:
+def _cell_runs(setting: str, columns: Mapping[str, np.ndarray], field: str) -> CellRuns:
     """A setting at a depth, with the lr that its tuning chose, or that most of its runs have."""
-    arrays = {str(name): column.to_numpy() for name, column in rows.items()}
+    tuning_N = columns["tuning"].astype(str)
     cell = CellRuns(
-        setting=setting, changes=arrays["changes"][0], lr_N=arrays["lr"], seed_N=arrays["seed"],
-        value_N=arrays["value"], diverged_N=arrays["diverged"], is_tuning_N=arrays["role"] == "tuning",
-        costs={name: arrays[name] for name in COSTS if name in arrays},
+        setting=setting, changes=columns["changes"][0], lr_N=columns["lr"], seed_N=columns["seed"],
+        value_N=columns["value"], diverged_N=columns["diverged"], is_tuning_N=columns["role"] == "tuning",
+        costs={name: columns[name] for name in COSTS if name in columns},
     )  # fmt: skip
     if tried := cell.tried:
-        chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
+        chosen_N = np.isin(tuning_N, CHOSEN_ROLES)
         cell.was_tuned = bool(chosen_N.any())
-        if (carried := rows["tuning"] == "carried").any():
-            cell.carry_regret = float(pd.to_numeric(rows.loc[carried, "carry_regret"]).max())
+        if (carried_N := tuning_N == "carried").any():
+            cell.carry_regret = float(np.fmax.reduce(columns["carry_regret"][carried_N]))
         chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(cell.lr_N)) if each_N.any())
-        loss_n = rows["loss"].to_numpy(float)[chosen_N]
-        losses = {lr: loss_n[cell.lr_N[chosen_N] == lr] for lr in tried}
-        means = {lr: float(own[~np.isnan(own)].mean()) for lr, own in losses.items() if not np.isnan(own).all()}
+        losses = {lr: columns["loss"][chosen_N & (cell.lr_N == lr)] for lr in tried}
+        means = {lr: own[~np.isnan(own)].mean() for lr, own in losses.items() if not np.isnan(own).all()}
         # Most runs, of these the lowest loss: the same choice for each outcome.
         cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
-        cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "") if len(tried) > 1 else ""
-        cell.edge_beside = max(arrays["edge_beside"][chosen_N & (cell.lr_N == cell.lr)], default="")
+        ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
+        cell.edge = max(columns["edge_beside"][chosen_N & (cell.lr_N == cell.lr)], default="")
+        if cell.lr in ends:
+            cell.edge = EDGE.format(field, cell.lr, ends[cell.lr])
     return cell

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, Cells, Depth
-from sparsedepth.effects.fit import CellRuns, Contrast, Fit, contrast_of, fit_of, fit_with_curves
+from sparsedepth.effects.cells import BASELINE, Cells, Depth, depth_of
+from sparsedepth.effects.fit import CellRuns, Contrast, NamedFit, fit_of, fit_with_curves, with_carrying
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import sign
 from sparsedepth.store.search import MATCHED
@@ -30,38 +30,36 @@ class SettingDepths:
     of: Cells
 
     @cached_property
-    def curves(self) -> tuple[list[int], Fit | None]:
-        """The depths that were run at several lr, and their fit."""
+    def curves(self) -> NamedFit:
+        """Of the depths that were run at several lr."""
         tuned = {depth: cell for depth, cell in self.cells.items() if self.of.is_tuned and cell.tried[1:]}
-        return [*tuned], fit_with_curves([*tuned.values()], sign(self.of.outcome)) if tuned else None
+        return fit_with_curves(tuned, sign(self.of.outcome)) if tuned else NamedFit([], None)
 
     @cached_property
-    def means(self) -> tuple[list[int], Fit | None]:
-        """The depths, and the fit of their results without a curve."""
-        return [*self.cells], fit_of([cell.results for cell in self.cells.values()])
+    def means(self) -> NamedFit:
+        """Of their results without a curve."""
+        return fit_of({depth: cell.results for depth, cell in self.cells.items()})
 
     def contrast(self, deep: int, shallow: int) -> Contrast | None:
-        """The value of one depth minus that of another; None where no seeds connect the two, or there is no noise to
-        judge by."""
-        for order, fitted in (self.curves, self.means):
-            if fitted is not None and {deep, shallow} <= {*order}:
-                numbers = order.index(deep), order.index(shallow)
-                if fitted.connects(numbers):
-                    return contrast_of(fitted, *numbers)
-        return None
+        """The value of one depth minus that of another, with the error of carrying lr; None where no seeds connect the
+        two, or there is no noise to judge by."""
+        weights = {deep: 1.0, shallow: -1.0}
+        found = self.curves.contrast(weights) or self.means.contrast(weights)
+        if found and self.of.is_tuned:
+            found = found._replace(effect=with_carrying(found.effect, [self.cells[depth] for depth in weights]))
+        return found
 
     def side(self, depth: int) -> Side:
         """What may withhold a verdict on a depth."""
-        at, name = self.depths[depth], self.cells[depth].setting
-        has_curve = at.has_curves and name in at.order and at.fitted is not None
-        outside = float(at.fitted.values.outside_C[at.order.index(name)]) if has_curve else 0.0
-        return self.of.side(f"{depth} layers", self.cells[depth], outside)
+        at, cell = self.depths[depth], self.cells[depth]
+        outside = at.fit.outside(cell.setting) if at.has_curves else 0.0
+        return self.of.side(f"{depth} layers", cell, outside)
 
     def lr_variance(self, depth: int) -> float:
         """Of the results' mean about the outcome at the best lr: by choosing it, or by carrying it there."""
-        order, fitted = self.curves
+        order, fitted = self.curves.names, self.curves.found
         if fitted and depth in order:
-            return float(fitted.values.choice_C[order.index(depth)])
+            return fitted.values.choice_C[order.index(depth)]
         regret = self.cells[depth].carry_regret if self.of.is_tuned and depth in self.cells else None
         return 0.0 if regret is None or math.isnan(regret) else regret**2
 
@@ -73,6 +71,16 @@ def depths_of(cells: Cells, depths: Sequence[Depth], names: Collection[str]) -> 
     return SettingDepths(cells=with_results, depths={at.depth: at for at in depths}, of=cells)
 
 
+def at_budgets(cells: Cells, rows: pd.DataFrame) -> dict[float, dict[str, SettingDepths]]:
+    """Budget [FLOPs] -> name of a setting -> its depths there, from the rows of `with_budgets`."""
+    found = {}
+    for _, at in rows.groupby("budget"):
+        depths = [depth_of(cells, own) for _, own in at.groupby("n_layers")]
+        sides = {str(name): depths_of(cells, depths, {*own}) for name, own in at.groupby("name")["setting"]}
+        found[float(at["budget"].iloc[0])] = sides
+    return found
+
+
 def with_budgets(cells: Cells) -> pd.DataFrame:
     """The rows of cells of all budgets, with their budget [FLOPs], and `name`, the setting without it: 'baseline',
     'depth_scale=lns'."""
@@ -81,10 +89,7 @@ def with_budgets(cells: Cells) -> pd.DataFrame:
     flops = cells.rows["flops"]
     if not cells.mixes_budgets:  # of a run that diverged those of its equals
         flops = flops.groupby([cells.rows["n_layers"], cells.rows["setting"]]).transform("max")
-    return cells.rows.assign(
-        budget=budget_of(flops),
-        name=cells.rows["changes"].map(names),
-    )
+    return cells.rows.assign(budget=budget_of(flops), name=cells.rows["changes"].map(names))
 
 
 def budget_of(flops: pd.Series) -> pd.Series:

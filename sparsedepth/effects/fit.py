@@ -15,7 +15,6 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sparsedepth.effects.curve import Rows, Values, curves_of, distinct
 from sparsedepth.effects.noise import Noise, noise_of
@@ -37,11 +36,6 @@ class Fit:
     level: float
     """Of the outcome; values are about it."""
 
-    def times(self, sign: int) -> "Fit":
-        """Of the outcome with this sign."""
-        values = self.values._replace(mean_GC=sign * self.values.mean_GC, gain_C=sign * self.values.gain_C)
-        return replace(self, values=values, level=sign * self.level)
-
     def value(self, cell: int) -> float:
         """The fitted value of a cell: the effect of two cells is the difference of theirs."""
         return self.level + float(self.values.weight_G @ self.values.mean_GC[:, cell])
@@ -57,24 +51,19 @@ class Fit:
         variance_G = np.maximum(np.einsum("c,gcd,d->g", weight_C, values.cov_GCC, weight_C), 1e-300)
         part_HC = weight_C**2 * noise.s2_HC / self.n_C
         seeds_H = part_HC.sum(axis=1)
-        seeds = float(noise.weight_H @ seeds_H)
+        seeds = noise.weight_H @ seeds_H
         if self.has_curve:
-            share = min(seeds / float(values.weight_G @ variance_G), 1.0)
+            share = min(seeds / (values.weight_G @ variance_G), 1.0)
             return Distribution(mean_G, np.sqrt(variance_G), np.full(len(mean_G), np.inf), values.weight_G, share)
         # In designs with gaps the variance is not quite a sum over cells: in proportion.
         sd_H = np.sqrt(seeds_H * variance_G[0] / seeds)
         df_H = seeds_H**2 / (part_HC**2 / noise.df_HC).sum(axis=1)
         return Distribution(np.full(len(sd_H), mean_G[0]), sd_H, df_H, noise.weight_H, seeds_share=1.0)
 
-    def effect(self, setting: int, baseline: int) -> Distribution:
-        """The distribution of the value of one cell minus that of another."""
-        unit_CC = np.eye(len(self.n_C))
-        return self.combine(unit_CC[setting] - unit_CC[baseline])
-
     def share_of_baseline(self, setting: int, baseline: int) -> float:
         """The squared loading of a setting's effect on the baseline that it shares with others."""
         variance_C = self.values.weight_G @ np.diagonal(self.values.cov_GCC, axis1=1, axis2=2)
-        return float(variance_C[baseline] / (variance_C[baseline] + variance_C[setting]))
+        return variance_C[baseline] / (variance_C[baseline] + variance_C[setting])
 
 
 def fit(
@@ -104,7 +93,7 @@ def _fit(*columns: tuple[float, ...], is_carried: bool) -> Fit | None:
     if noise is None:
         return None
     s2_C = noise.s2_C
-    s2 = float(np.exp(np.log(s2_C).mean()))
+    s2 = np.exp(np.log(s2_C).mean())
     rows = Rows(cell_R, u_R, *_information(row_N, seed_N, y_N, (s2 / s2_C)[cell_R]))
     of_which = (u_N == 0) & ~role_N, role_N, u_N == 0
     seeds_C, tuning_C, any_C = (_seeds(cell_N, seed_N, which_N, len(s2_C)) for which_N in of_which)
@@ -119,7 +108,7 @@ def _fit(*columns: tuple[float, ...], is_carried: bool) -> Fit | None:
     result_N = (u_N == 0) & ~(role_N & (seeds_C > 0)[cell_N])
     at_chosen_C = np.bincount(cell_N[result_N], y_N[result_N]) / np.bincount(cell_N[result_N])
     about = at_chosen_C + values.gain_C - values.weight_G @ values.mean_GC
-    return Fit(values, noise, n_C, group_C, has_curve, float(middle + about.mean()))
+    return Fit(values, noise, n_C, group_C, has_curve, middle + about.mean())
 
 
 def _levels(rows: Rows, s2: float) -> Values:
@@ -127,22 +116,6 @@ def _levels(rows: Rows, s2: float) -> Values:
     inverse_CC = np.linalg.pinv(rows.level_RC.T @ rows.information_RR @ rows.level_RC, hermitian=True)
     mean_C, nothing_C = inverse_CC @ (rows.level_RC.T @ rows.score_R), np.zeros(len(inverse_CC))
     return Values(mean_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C, nothing_C)
-
-
-class Contrast(NamedTuple):
-    """Two cells of a fit."""
-
-    effect: Distribution
-    """The value of the first minus that of the second."""
-    shared: float
-    """The second's share of its variance, squared loading."""
-    fitted: tuple[float, float]
-    """Their values."""
-
-
-def contrast_of(fitted: Fit, setting: int, baseline: int) -> Contrast:
-    values = fitted.value(setting), fitted.value(baseline)
-    return Contrast(fitted.effect(setting, baseline), fitted.share_of_baseline(setting, baseline), values)
 
 
 def _seeds(cell_N: np.ndarray, seed_N: np.ndarray, which_N: np.ndarray, n_cells: int) -> np.ndarray:
@@ -172,30 +145,67 @@ def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
     return connected_components(has_CS @ has_CS.T)[1]
 
 
-def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
-    """The fit of these cells without a curve, from the outcome of each seed."""
-    rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
-    return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
+# Fits of several cells by name
+
+
+class Contrast(NamedTuple):
+    """A combination of cells of a fit."""
+
+    effect: Distribution
+    shared: float
+    """The last one's share of the variance of the first one's difference from it, squared loading."""
+    fitted: tuple[float, ...]
+    """The values of the cells."""
 
 
 @dataclass(frozen=True)
-class ByLr:
-    """Cells at each value of the tuned field apart, in one fit without curves."""
+class NamedFit:
+    names: Sequence[Any]
+    """Of its cells, in their order."""
+    found: Fit | None
+    """None where they have no noise to judge by."""
 
-    order: list[tuple[Any, float]]
-    """(cell, value of the tuned field), without values at which a run of the cell diverged."""
-    seeds: list[int]
-    fitted: Fit | None
+    def contrast(self, weights: Mapping[Any, float]) -> Contrast | None:
+        """A combination of cells, whose weights add up to 0; None without a fit of all, or if no seeds connect them."""
+        if self.found is None or not {*weights} <= {*self.names}:
+            return None
+        numbers = [self.names.index(name) for name in weights]
+        if not self.found.connects(numbers):
+            return None
+        weight_C = np.zeros(len(self.names))
+        weight_C[numbers] = [*weights.values()]
+        shared = self.found.share_of_baseline(numbers[0], numbers[-1])
+        return Contrast(self.found.combine(weight_C), shared, tuple(map(self.found.value, numbers)))
+
+    def outside(self, name: Any) -> float:
+        """The probability that the optimum of a cell lies beyond the values tried; 0 of one without a curve."""
+        is_known = self.found is not None and name in self.names
+        return self.found.values.outside_C[self.names.index(name)] if self.found and is_known else 0.0
+
+
+def fit_of(parts: Mapping[Any, Mapping[int, float]]) -> NamedFit:
+    """The fit of these cells without a curve, from the outcome of each seed."""
+    rows = [(cell, 0.0, seed, value, False) for cell, of in enumerate(parts.values()) for seed, value in of.items()]
+    is_known = parts and all(parts.values())
+    return NamedFit([*parts], fit(*map(np.array, zip(*rows, strict=True))) if is_known else None)
+
+
+@dataclass(frozen=True)
+class ByLr(NamedFit):
+    """Cells at each value of the tuned field apart, in one fit without curves: (cell, value), without values at which a
+    run of the cell diverged."""
+
+    seeds: Mapping[tuple[Any, float], int]
+    """How many a cell has at a value."""
 
     def common(self, names: Collection[Any]) -> list[float]:
         """The values at which all these cells were run, ascending."""
-        tried = [{lr for other, lr in self.order if other == name} for name in names]
+        tried = [{lr for other, lr in self.seeds if other == name} for name in names]
         return sorted(set[float].intersection(*tried))
 
     def n_seeds(self, names: Collection[Any], values: Collection[float]) -> int:
-        """The fewest seeds of a cell at one of these values."""
-        parts = zip(self.order, self.seeds, strict=True)
-        return min(seeds for (name, lr), seeds in parts if name in names and lr in values)
+        """The fewest seeds of these cells at one of these values, which all have."""
+        return min(self.seeds[name, lr] for name in names for lr in values)
 
 
 # The runs of a setting at one depth, and fits of several
@@ -218,9 +228,7 @@ class CellRuns:
     lr: float = math.nan
     """The value chosen."""
     edge: str = ""
-    """'lowest' or 'highest', where it is that of all tried."""
-    edge_beside: str = ""
-    """'weight_decay 0.2 is the highest', of the first such of the other tuned fields."""
+    """'lr 0.003 is the highest', where it is that of all tried, or one of another tuned field that is."""
     was_tuned: bool = False
     """Whether its value is one that tuning chose, even if the others are not among these runs."""
     carry_regret: float | None = None
@@ -273,28 +281,33 @@ def with_carrying(effect: Distribution, sides: Sequence[CellRuns]) -> Distributi
 
 
 def fit_by_lr(cells: Mapping[Any, CellRuns]) -> ByLr:
-    parts: dict[tuple[Any, float], dict[int, float]] = {}
-    for name, cell in cells.items():
-        for lr in sorted({*cell.tried} - {*cell.lr_N[cell.diverged_N]}):
-            if by_seed := cell.at_lr(lr):
-                parts[name, float(lr)] = by_seed
-    fitted = fit_of([*parts.values()]) if parts else None
-    return ByLr([*parts], [len(by_seed) for by_seed in parts.values()], fitted)
+    parts = {
+        (name, lr): by_seed
+        for name, cell in cells.items()
+        for lr in cell.tried
+        if lr not in cell.lr_N[cell.diverged_N] and (by_seed := cell.at_lr(lr))
+    }
+    return ByLr([*parts], fit_of(parts).found, {at: len(by_seed) for at, by_seed in parts.items()})
 
 
-def fit_with_curves(cells: Sequence[CellRuns], sign: int) -> Fit | None:
+def fit_with_curves(cells: Mapping[Any, CellRuns], sign: int) -> NamedFit:
     """A value that diverged with a seed is no part of a curve, but for the chosen one. A curve has a lowest point: of
     an outcome with sign 1 it is the negative's."""
-    step = float(np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells])))
+    step = np.median(np.concatenate([np.diff(np.log(cell.tried)) for cell in cells.values()]))
     parts = []
-    for number, cell in enumerate(cells):
+    for number, cell in enumerate(cells.values()):
         diverged_N = np.isin(cell.lr_N, cell.lr_N[cell.diverged_N & (cell.lr_N != cell.lr)])
         y_N = np.where(diverged_N, np.nan, -sign * cell.value_N)
-        u_N, seed_N = np.log(cell.lr_N / cell.lr) / step, cell.seed_N
-        parts.append(pd.DataFrame({"cell": number, "u": u_N, "seed": seed_N, "y": y_N, "tuning": cell.is_tuning_N}))
-    rows = pd.concat(parts).dropna()
-    if rows.loc[rows["u"] == 0, "cell"].nunique() < len(cells):
-        return None
-    means = rows.groupby(["cell", "u", "seed", "tuning"], as_index=False)["y"].mean()
-    found = fit(*(means[name].to_numpy() for name in ("cell", "u", "seed", "y", "tuning")))
-    return found and found.times(-sign)
+        columns = number, np.log(cell.lr_N / cell.lr) / step, cell.seed_N, cell.is_tuning_N, y_N
+        parts.append(np.stack(np.broadcast_arrays(*columns)))
+    runs_XN = np.concatenate(parts, axis=1)
+    runs_XN = runs_XN[:, ~np.isnan(runs_XN).any(axis=0)]
+    if len({*runs_XN[0, runs_XN[1] == 0]}) < len(cells):
+        return NamedFit([*cells], None)
+    (cell_N, u_N, seed_N, tuning_N), number_N = distinct(*runs_XN[:4])
+    mean_N = np.bincount(number_N, runs_XN[4]) / np.bincount(number_N)
+    found = fit(cell_N.astype(int), u_N, seed_N.astype(int), mean_N, tuning_N.astype(bool))
+    if found and sign > 0:
+        values = found.values._replace(mean_GC=-found.values.mean_GC, gain_C=-found.values.gain_C)
+        found = replace(found, values=values, level=-found.level)
+    return NamedFit([*cells], found)

@@ -16,6 +16,7 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -24,7 +25,7 @@ import pandas as pd
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Depth
 from sparsedepth.effects.depths import depths_of
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, Fit, contrast_of, fit_by_lr, fit_of, with_carrying
+from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, fit_by_lr, fit_of, with_carrying
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.once import once
 from sparsedepth.quantities import sign
@@ -61,7 +62,7 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
         rows += [row for name in SIZES for row in judged(_size_slopes(cells, at, name))]
         rows += judged(_lr_slopes(cells, at))
     rows += judged(_depth_slopes(cells, rows))
-    rows += judged(_depths(cells))
+    rows += depth_rows(cells)
     order = [*QUESTIONS, f"{cells.field} slope"]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
     return _frame(cells, rows)
@@ -70,7 +71,11 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
 @once
 def setting_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that ask what each setting does, without the other questions."""
-    return _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
+    return _frame(cells, setting_rows(cells))
+
+
+def setting_rows(cells: Cells) -> list[Row]:
+    return [row for at in cells.depths for row in judged(_settings(cells, at))]
 
 
 def effects_alone(cells: Cells) -> pd.DataFrame:
@@ -80,7 +85,7 @@ def effects_alone(cells: Cells) -> pd.DataFrame:
 
 def depth_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that compare the depths of the baseline, without the other questions."""
-    return _frame(cells, judged(_depths(cells)))
+    return _frame(cells, depth_rows(cells))
 
 
 def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
@@ -119,26 +124,22 @@ def _settings(cells: Cells, at: Depth) -> list[Row]:
 def _combinations(cells: Cells, at: Depth) -> list[Row]:
     """Every setting beside another that was also run alone, and their interaction."""
     by_changes = {side.changes: name for name, side in at.cells.items()}
-    beside: list[Row] = []
-    interactions: list[Row] = []
-    for both, name in by_changes.items():
-        for part, of_part in by_changes.items():
-            rest = by_changes.get(both - part)
-            if not part or not part < both or rest is None or rest == BASELINE:
-                continue
-            asked = {"setting": of_part, "context": rest}
-            row = _row(cells, at, "beside", at.cells[name], at.cells[rest], **asked)
-            _estimate(cells, at, row, at.cells[name], at.cells[rest])
-            beside.append(row)
-            if of_part < rest and BASELINE in at.cells:
-                row = _row(cells, at, "interaction", at.cells[name], at.cells[BASELINE], **asked)
-                weights = {name: 1.0, of_part: -1.0, rest: -1.0, BASELINE: 1.0}
-                if {*weights} <= {*(at.cells if cells.at_equal_lr else at.order)}:
-                    _set(cells, at, row, weights)
-                    _add_carrying(cells, row, [at.cells[one] for one in weights])
-                else:
-                    row.fields["reason"] = "not all four were run with a tuned lr"
-                interactions.append(row)
+    beside, interactions = list[Row](), list[Row]()
+    for (both, name), (part, of_part) in product(by_changes.items(), repeat=2):
+        rest = by_changes.get(both - part)
+        if not part or not part < both or rest is None or rest == BASELINE:
+            continue
+        cell, context, asked = at.cells[name], at.cells[rest], {"setting": of_part, "context": rest}
+        beside.append(row := _row(cells, at, "beside", cell, context, **asked))
+        _estimate(cells, at, row, cell, context)
+        if of_part < rest and BASELINE in at.cells:
+            interactions.append(row := _row(cells, at, "interaction", cell, at.cells[BASELINE], **asked))
+            weights = {name: 1.0, of_part: -1.0, rest: -1.0, BASELINE: 1.0}
+            if {*weights} <= {*(at.cells if cells.at_equal_lr else at.order)}:
+                _set(cells, at, row, weights)
+                _add_carrying(cells, row, [at.cells[one] for one in weights])
+            else:
+                row.fields["reason"] = "not all four were run with a tuned lr"
     return [*judged(beside), *judged(interactions)]
 
 
@@ -155,7 +156,7 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
         fields["baseline_value"] = sum(of_baseline) / len(of_baseline) if of_baseline else None
         for name in side.costs:
             own, other = side.cost(name), baseline.cost(name)
-            fields[name] = float(own / other) if other else None
+            fields[name] = own / other if other else None
         equal = [name for name in BASES if fields[name] is not None and abs(fields[name] - 1) <= MATCHED]
         fields["basis"] = equal[0] if equal else "none"
     return Row(fields=fields, unit=cells.unit, sign=sign(cells.outcome))
@@ -180,26 +181,30 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
 
 def _add_carrying(cells: Cells, row: Row, sides: Sequence[CellRuns]) -> None:
     """The error of carrying lr to the shape of a side, where tuning chose by this outcome."""
-    if cells.is_tuned and any(side.carry_regret is not None for side in sides):
+    if _is_carried(cells, sides):
         row.fields["at"] = CARRIED_LR
         row.contrast = row.contrast and with_carrying(row.contrast, sides)
+
+
+def _is_carried(cells: Cells, sides: Sequence[CellRuns]) -> bool:
+    return cells.is_tuned and any(side.carry_regret is not None for side in sides)
 
 
 def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
     """The contrast of two cells alone, without a curve, from the outcome of each seed."""
     row.fields |= {"seeds": len(own), "seeds_baseline": len(other)}
-    found = fit_of([own, other]) if own.keys() & other.keys() else None
-    if found is None:
+    if found := fit_of({0: own, 1: other}).contrast({0: 1.0, 1: -1.0}):
+        _set_contrast(row, found)
+        lost = row.fields["diverged"], row.fields["diverged_baseline"]
+        row.sides = Side(name="the setting", diverged=lost[0]), Side(name="the baseline", diverged=lost[1])
+    else:
         _leave_open(row, own, other, where)
-        return
-    _set_contrast(row, contrast_of(found, 0, 1))
-    lost = row.fields["diverged"], row.fields["diverged_baseline"]
-    row.sides = Side(name="the setting", diverged=lost[0]), Side(name="the baseline", diverged=lost[1])
 
 
 def _set_contrast(row: Row, found: Contrast) -> None:
     row.contrast, row.shared = found.effect, found.shared
-    row.fields["fitted"], row.fields["fitted_baseline"] = found.fitted
+    if len(found.fitted) == 2:
+        row.fields["fitted"], row.fields["fitted_baseline"] = found.fitted
 
 
 def _leave_open(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
@@ -214,42 +219,21 @@ def _leave_open(row: Row, own: dict[int, float], other: dict[int, float], where:
 def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     """A combination of cells: of an outcome that tuning chose by each at its own lr, else at equal lr."""
     sides = [at.cells[name] for name in weights]
-    if {*weights} <= {*at.order}:
-        _set_own_lr(cells, at, row, weights, sides)
-    elif len(sides) == 2:
+    is_pair = len(sides) == 2
+    if found := at.fit.contrast(weights):
+        _set_contrast(row, found)
+        if is_pair:
+            own, other = (
+                cells.side(name, side, at.fit.outside(side.setting)) for name, side in zip(SIDES, sides, strict=True)
+            )
+            row.sides = own, other
+    elif {*weights} <= {*at.order}:
+        _leave_open(row, sides[0].results, sides[1].results)
+        row.fields |= {} if is_pair else dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
+    elif is_pair:
         _set_pair(row, sides[0].results, sides[1].results)
     if cells.at_equal_lr:
         _set_equal_lr(cells, row, at.by_lr, weights, sides)
-
-
-def _set_own_lr(cells: Cells, at: Depth, row: Row, weights: dict[str, float], sides: Sequence[CellRuns]) -> None:
-    """A combination of cells of the depth's fit."""
-    numbers = [at.order.index(name) for name in weights]
-    if at.fitted is None or not at.fitted.connects(numbers):
-        _leave_open(row, sides[0].results, sides[1].results)
-        if len(sides) != 2:
-            row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
-        return
-    if len(numbers) != 2:
-        row.contrast = _combined(at.fitted, at.order, weights)
-        row.shared = at.fitted.share_of_baseline(numbers[0], numbers[-1])
-        return
-    _set_contrast(row, contrast_of(at.fitted, *numbers))
-    own, other = (
-        cells.side(name, side, outside)
-        for name, side, outside in zip(SIDES, sides, at.fitted.values.outside_C[numbers].tolist(), strict=True)
-    )
-    row.sides = own, other
-
-
-def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, float]) -> Distribution | None:
-    """A combination of the cells of a fit, in their order; None where no seeds connect them."""
-    numbers = [order.index(name) for name in weights]
-    if found is None or not found.connects(numbers):
-        return None
-    weight_C = np.zeros(len(order))
-    weight_C[numbers] = list(weights.values())
-    return found.combine(weight_C)
 
 
 def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, float], sides: Sequence[CellRuns]) -> None:
@@ -263,23 +247,20 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
     else:
         row.fields |= {"estimate_own_lr": row.fields["estimate"]}
     row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline")) | {"at": EQUAL_LR, "reason": ""}
-    values = found.common([*weights])
-    at = without_none(
-        {lr: _combined(found.fitted, found.order, {(name, lr): of for name, of in weights.items()}) for lr in values}
-    )
+    values = found.common(weights)
+    at = without_none({lr: found.contrast({(name, lr): of for name, of in weights.items()}) for lr in values})
     if not at:
         row.fields |= {"verdict": "not known", "reason": no_equal_lr(cells.field, bool(values))}
         return
-    row.contrast = Distribution.mean_of([*at.values()])
-    if len(weights) == 2 and found.fitted is not None:
-        precision = [1 / contrast.sd**2 for contrast in at.values()]
-        row.fields["fitted"], row.fields["fitted_baseline"] = (
-            float(np.average([found.fitted.value(found.order.index((name, lr))) for lr in at], weights=precision))
-            for name in weights
-        )
+    effects = {lr: contrast.effect for lr, contrast in at.items()}
+    row.contrast = Distribution.mean_of([*effects.values()])
+    if len(weights) == 2:
+        precision = [1 / effect.sd**2 for effect in effects.values()]
+        fitted = np.average([contrast.fitted for contrast in at.values()], axis=0, weights=precision)
+        row.fields["fitted"], row.fields["fitted_baseline"] = fitted.tolist()
     nearest = dict.fromkeys(min(at, key=lambda lr: abs(math.log(lr / side.lr))) for side in reversed(sides))
-    row.ends, row.ends_at = [at[lr] for lr in nearest], [f"{cells.field} {lr:g}" for lr in nearest]
-    row.fields["seeds"] = found.n_seeds([*weights], [*at])
+    row.ends, row.ends_at = [effects[lr] for lr in nearest], [f"{cells.field} {lr:g}" for lr in nearest]
+    row.fields["seeds"] = found.n_seeds(weights, at)
 
 
 def _depth_slopes(cells: Cells, rows: Sequence[Row]) -> list[Row]:
@@ -336,11 +317,10 @@ def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     slopes = []
     for setting, values in common.items():
         weights = _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values])
-        contrast = _combined(at.by_lr.fitted, at.by_lr.order, weights)
-        if contrast is not None:
+        if contrast := at.by_lr.contrast(weights):
             fields = _fields(f"{cells.field} slope", setting, at.depth)
             fields["seeds"] = at.by_lr.n_seeds([setting, BASELINE], values)
-            slopes.append(Row(fields=fields, contrast=contrast))
+            slopes.append(Row(fields=fields, contrast=contrast.effect))
     return slopes
 
 
@@ -356,7 +336,7 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
     return (x - x.mean()) / ((x - x.mean()) ** 2).sum()
 
 
-def _depths(cells: Cells) -> list[Row]:
+def depth_rows(cells: Cells) -> list[Row]:
     """The baseline at every depth against the shallowest (`effects.depths`)."""
     if len(cells.depths) < 2:
         return []
@@ -379,9 +359,10 @@ def _depths(cells: Cells) -> list[Row]:
         if cells.at_equal_lr:
             pair = {depth: own[depth] for depth in (at.depth, first)}
             _set_equal_lr(cells, row, fit_by_lr(pair), {at.depth: 1.0, first: -1.0}, [*pair.values()])
-        _add_carrying(cells, row, [own[at.depth], own[first]])
+        if _is_carried(cells, [own[at.depth], own[first]]):
+            row.fields["at"] = CARRIED_LR
         row.sides = depths.side(at.depth), depths.side(first)
-    return rows
+    return judged(rows)
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
@@ -391,4 +372,4 @@ def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
     variance_P = variance_P * weight_P**2
     total = variance_P.sum()
     numbers_G = np.array([[weight_P @ mean_P], [math.sqrt(total)], [total**2 / (variance_P**2 / df_P).sum()]])
-    return Distribution(*numbers_G, np.ones(1), seeds_share=min(1.0, float(variance_P @ share_P / total)))
+    return Distribution(*numbers_G, np.ones(1), seeds_share=min(1.0, variance_P @ share_P / total))

@@ -69,22 +69,22 @@ class Power:
 
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> PilotNoise:
     """The noise of the runs of a store, pooled over depths. Raises ValueError where no cell has two seeds."""
-    fits = [at.fitted for at in cells_of(runs, outcome).depths if at.fitted]
+    fits = [found for at in cells_of(runs, outcome).depths if (found := at.fit.found)]
     if not fits:
         raise ValueError(
             f"the pilot has no estimate of noise: no setting has two finished runs that differ in {outcome}"
         )
     df = np.array([found.noise.df for found in fits])
-    own2 = float(df @ [found.noise.s2 for found in fits] / df.sum())
+    own2 = df @ [found.noise.s2 for found in fits] / df.sum()
     choices = [_choice_variance(found) for found in fits if found.has_curve]
-    return PilotNoise(own=math.sqrt(own2), df=float(df.sum()), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
+    return PilotNoise(own=math.sqrt(own2), df=df.sum(), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
 
 
 def _choice_variance(found: Fit) -> float:
     """What choosing lr adds to the variance of a setting's value: half of its part in an effect, where there is one."""
     if len(found.n_C) == 1:
-        return float(found.values.choice_C[0])
-    effect = found.effect(1, 0)
+        return found.values.choice_C[0]
+    effect = found.combine(np.array([-1.0, 1.0, *np.zeros(len(found.n_C) - 2)]))
     return (1 - effect.seeds_share) * effect.sd**2 / 2
 
 
@@ -148,14 +148,13 @@ def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float)
     for draw in range(DRAWS):
         own = noise.drawn(generator)
         y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
-        found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
+        found = fit_of({number: dict(enumerate(y_S)) for number, y_S in enumerate(y_CS)}).contrast({1: 1.0, 0: -1.0})
         assert found is not None
-        contrast = found.effect(1, 0)
-        level = level_of(np.full(n_settings, found.share_of_baseline(1, 0)))
-        low, high = contrast.quantiles([level / 2, 1 - level / 2])
-        halves[draw] = (high - low) / 2 * math.sqrt(1 + 2 * choice**2 / contrast.sd**2)
+        level = level_of(np.full(n_settings, found.shared))
+        low, high = found.effect.quantiles([level / 2, 1 - level / 2])
+        halves[draw] = (high - low) / 2 * math.sqrt(1 + 2 * choice**2 / found.effect.sd**2)
         sds[draw] = math.hypot(own * math.sqrt(2 / n_seeds), choice * math.sqrt(2))
-    return float(brentq(lambda size: ndtr((size - halves) / sds).mean() - POWER, 0, (halves + 4 * sds).max()))
+    return brentq(lambda size: ndtr((size - halves) / sds).mean() - POWER, 0, (halves + 4 * sds).max())
 
 
 def power_table(powers: Sequence[Power], unit: str, effect: float | None) -> QueryResult:

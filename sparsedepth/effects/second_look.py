@@ -11,13 +11,15 @@ sides in batches that began when all of theirs before had ended, with two seeds 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.cells import BASELINE, Cells
-from sparsedepth.effects.frame import depth_effects, setting_effects
+from sparsedepth.effects.frame import depth_rows, setting_rows
+from sparsedepth.quantities.quantity import Named
 
 MOVES, FEW = 0.25, 3
 MOST_SEEDS = 12
@@ -31,26 +33,28 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     found, batches = effects.copy(), _batches(cells.runs)
     shown = effects[effects["verdict"].isin(SHOWN) & effects["question"].isin(["setting", "depth"])]
     for family, own in shown.groupby(shown["n_layers"].where(shown["question"] == "setting", 0)):
-        side, judge = ("setting", setting_effects) if family else ("n_layers", depth_effects)
+        side, judge = ("setting", setting_rows) if family else ("n_layers", depth_rows)
         rows = cells.rows[cells.rows["n_layers"] == family if family else cells.rows["setting"] == BASELINE]
         reference = BASELINE if family else rows.loc[rows["value"].notna(), "n_layers"].min()
         again = [
-            judge(replace(cells, rows=part.rest)).assign(without=part.name, is_seed=part.is_seed)
+            (part, {row.fields["setting"]: row.fields for row in judge(replace(cells, rows=part.rest))})
             for part in _parts(cells, rows)
             if part.has(side, reference)  # else it is another comparison
         ]
-        looks = pd.concat([effects.iloc[:0].assign(is_seed=False), *again]).dropna(subset=["estimate", "lo"])
         for index, effect in own.iterrows():
-            of_effect = looks[looks["setting"] == effect["setting"]]
-            moves = (of_effect["estimate"] / effect["estimate"] - 1).abs()
-            are_few = of_effect["is_seed"].astype(bool) & (of_effect["seeds"] < FEW)
-            turns = (of_effect["verdict"] != effect["verdict"]) & ~are_few
-            told = of_effect.assign(turns=turns, moves=moves)[turns | (moves > MOVES)]
-            if len(told):
-                most = told.sort_values(["turns", "moves"]).iloc[-1]
-                found.loc[index, ["without", "estimate_without", "verdict_without"]] = [
-                    most[name] for name in ("without", "estimate", "verdict")
-                ]
+            told: list[tuple[bool, float, str, Named]] = []
+            for part, looks in again:
+                look = looks.get(effect["setting"], {"lo": None})
+                if look["lo"] is None:
+                    continue
+                turns = look["verdict"] != effect["verdict"] and not (part.is_seed and look["seeds"] < FEW)
+                moves = abs(look["estimate"] / effect["estimate"] - 1)
+                if turns or moves > MOVES:
+                    told.append((turns, moves, part.name, look))
+            if told:
+                *_, name, most = sorted(told, key=itemgetter(0, 1))[-1]
+                changed = [name, most["estimate"], most["verdict"]]
+                found.loc[index, ["without", "estimate_without", "verdict_without"]] = changed
             found.loc[index, "later"] = _n_later([rows[rows[side] == of] for of in (effect[side], reference)], batches)
     return found
 

@@ -23,9 +23,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, Cells, cells_of, depth_of
-from sparsedepth.effects.depths import SettingDepths, depths_of, with_budgets
-from sparsedepth.effects.fit import fit_of, with_carrying
+from sparsedepth.effects.cells import BASELINE, Cells, cells_of
+from sparsedepth.effects.depths import SettingDepths, at_budgets, with_budgets
+from sparsedepth.effects.fit import fit_of
 from sparsedepth.effects.verdict import Distribution, adjusted, withheld
 from sparsedepth.once import once
 from sparsedepth.quantities.levels import ALPHA
@@ -82,8 +82,7 @@ class Comparison(NamedTuple):
 class Judged(NamedTuple):
     """A depth at a budget."""
 
-    comparisons: Mapping[int, Comparison]
-    """By shallower depth."""
+    comparisons: "Comparisons"
     lower_p: float
     """Adjusted, of being lower than every shallower depth."""
     higher_p: float
@@ -91,6 +90,8 @@ class Judged(NamedTuple):
 
 
 Budgets = Mapping[float, SettingDepths]
+Comparisons = dict[int, Comparison]
+"""By shallower depth."""
 
 
 def crossovers(cells: Cells) -> list[Crossover]:
@@ -118,17 +119,14 @@ def crossovers_of(cells: Cells, settings: Collection[str] | None = None) -> list
     """Those of some settings (None: of all), none for one depth only."""
     found: list[Crossover] = []
     rows = with_budgets(cells)
-    at_budgets = {
-        float(at["budget"].iloc[0]): [depth_of(cells, own) for _, own in at.groupby("n_layers")]
-        for _, at in rows.groupby("budget")
-    }
+    of_budgets = at_budgets(cells, rows)
     for setting in sorted(settings or {*rows["name"]}, key=lambda name: (name != BASELINE, name)):
         of_setting = rows[rows["name"] == setting]
-        names, depths = {*of_setting["setting"]}, sorted({*of_setting["n_layers"]})
-        budgets = {budget: depths_of(cells, at, names) for budget, at in at_budgets.items()}
+        depths = sorted({*of_setting["n_layers"]})
         if differ := differing_data(cells.runs.loc[of_setting.index]):
             found += [Crossover(setting, depth, reason=f"depths differ in {differ}") for depth in depths[1:]]
         else:
+            budgets = {budget: sides[setting] for budget, sides in of_budgets.items() if setting in sides}
             found += _of_setting(setting, depths, budgets)
     return found
 
@@ -144,9 +142,9 @@ def _of_setting(setting: str, depths: Sequence[int], budgets: Budgets) -> list[C
     ]
 
 
-def _compared(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, dict[int, Comparison]]:
+def _compared(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, Comparisons]:
     """By budget, those at which the depth is compared with every shallower one."""
-    found: dict[float, dict[int, Comparison]] = {}
+    found: dict[float, Comparisons] = {}
     for budget, depths in budgets.items():
         if {deep, *shallower} <= {*depths.cells}:
             at = {other: one for other in shallower if (one := _comparison(depths, deep, other))}
@@ -158,22 +156,21 @@ def _compared(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[flo
 def _comparison(depths: SettingDepths, deep: int, shallow: int) -> Comparison | None:
     if (found := depths.contrast(deep, shallow)) is None:
         return None
-    cells = [depths.cells[depth] for depth in (deep, shallow)]
-    effect = with_carrying(found.effect, cells) if depths.of.is_tuned else found.effect
-    seeds = len(cells[0].results.keys() & cells[1].results.keys())
-    return Comparison(effect, seeds, withheld(effect.estimate, (depths.side(deep), depths.side(shallow))))
+    own, other = (depths.cells[depth].results for depth in (deep, shallow))
+    sides = depths.side(deep), depths.side(shallow)
+    return Comparison(found.effect, len(own.keys() & other.keys()), withheld(found.effect.estimate, sides))
 
 
-def _judged(compared: Mapping[int, Mapping[float, Mapping[int, Comparison]]]) -> dict[int, dict[float, Judged]]:
+def _judged(compared: Mapping[int, Mapping[float, Comparisons]]) -> dict[int, dict[float, Judged]]:
     """By depth and budget; the depths that are compared at a budget are a family."""
     judged = defaultdict[int, dict[float, Judged]](dict)
     for budget in {budget for at in compared.values() for budget in at}:
         family = {depth: at[budget] for depth, at in compared.items() if budget in at}
         lower_J = np.array([max(one.p(-1) for one in at.values()) for at in family.values()])
         higher_J = np.array([min(1.0, len(at) * min(one.p(1) for one in at.values())) for at in family.values()])
-        p_XJ = [adjusted(p_J, np.zeros(len(p_J))) for p_J in (lower_J, higher_J)]
+        p_XJ = [adjusted(p_J, np.zeros(len(p_J))).tolist() for p_J in (lower_J, higher_J)]
         for depth, lower_p, higher_p in zip(family, *p_XJ, strict=True):
-            judged[depth][budget] = Judged(family[depth], float(lower_p), float(higher_p))
+            judged[depth][budget] = Judged(family[depth], lower_p, higher_p)
     return judged
 
 
@@ -219,21 +216,21 @@ def _why_none(budgets: Budgets, deep: int, depths: Sequence[int]) -> str:
 # Budgets that are not those of every depth
 
 
-def _between_budgets(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, dict[int, Comparison]]:
+def _between_budgets(budgets: Budgets, deep: int, shallower: Sequence[int]) -> dict[float, Comparisons]:
     """At each budget of a depth that lies within those of all of them."""
     order = [deep, *shallower]
-    found: dict[float, dict[int, Comparison]] = {}
+    found: dict[float, Comparisons] = {}
     for C in sorted(C for C, depths in budgets.items() if not depths.cells.keys().isdisjoint(order)):
-        parts = [_interpolated(budgets, depth, C) for depth in order]
-        fitted = fit_of([losses for losses, _ in parts])
-        if fitted is None or any(other * SAME >= C for other in found):
+        if any(other * SAME >= C for other in found):
             continue
-        own, own_variance = parts[0]
-        at = {
-            depth: Comparison(fitted.effect(0, number).widened(math.sqrt(own_variance + variance)), seeds)
-            for number, (depth, (losses, variance)) in enumerate(zip(shallower, parts[1:], strict=True), 1)
-            if (seeds := len(own.keys() & losses.keys())) > 1 and fitted.connects([0, number])
-        }
+        losses, variance = {}, {}
+        for depth in order:
+            losses[depth], variance[depth] = _interpolated(budgets, depth, C)
+        fit, at = fit_of(losses), Comparisons()
+        for other in shallower:
+            seeds = len(losses[deep].keys() & losses[other].keys())
+            if seeds > 1 and (one := fit.contrast({deep: 1.0, other: -1.0})):
+                at[other] = Comparison(one.effect.widened(math.sqrt(variance[deep] + variance[other])), seeds)
         if len(at) == len(shallower):
             found[C] = at
     return found
@@ -247,7 +244,7 @@ def _interpolated(budgets: Budgets, depth: int, C: float) -> tuple[dict[int, flo
     loss_SB = pd.DataFrame({budget: depths.cells[depth].results for budget, depths in at.items()})
     losses = {seed: _between(loss_SB.loc[seed].dropna(), C) for seed in loss_SB.index.tolist()}
     lr_variance = np.interp(math.log(C), np.log([*at]), [depths.lr_variance(depth) for depths in at.values()])
-    return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}, float(lr_variance)
+    return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}, lr_variance
 
 
 def _between(losses: pd.Series, C: float) -> float:
@@ -258,7 +255,7 @@ def _between(losses: pd.Series, C: float) -> float:
     within = min(max(C, C_B[0]), C_B[-1])
     if not 1 / SAME <= C / within <= SAME:
         return math.nan
-    return float(np.exp(PchipInterpolator(np.log(C_B), log_B)(math.log(within)) if len(C_B) > 1 else log_B[0]))
+    return np.exp(PchipInterpolator(np.log(C_B), log_B)(math.log(within)) if len(C_B) > 1 else log_B[0])
 
 
 def crossover_table(found: Sequence[Crossover]) -> QueryResult:

@@ -46,7 +46,7 @@ class Ladder:
     @cached_property
     def middle(self) -> float:
         """ln C, on average over the baseline's budgets."""
-        return float(np.log(self.C_N[~self.is_setting_N]).mean())
+        return np.log(self.C_N[~self.is_setting_N]).mean()
 
     @property
     def x_N(self) -> np.ndarray:
@@ -57,10 +57,8 @@ class Ladder:
         """Of these cells: the setting's is the last one, and its base is the first."""
         base_N = np.arange(len(cells))
         base_N[-1] = 0 if self.base_N[cells[-1]] == cells[0] else base_N[-1]
-        columns = (self.C_N, self.is_setting_N, self.lr_sd_N)
-        C_N, is_setting_N, lr_sd_N = (column[[*cells]] for column in columns)
-        log_loss_SN = self.log_loss_SN[:, [*cells]]
-        return Ladder(C_N=C_N, is_setting_N=is_setting_N, log_loss_SN=log_loss_SN, lr_sd_N=lr_sd_N, base_N=base_N)
+        names = ("C_N", "is_setting_N", "log_loss_SN", "lr_sd_N")
+        return Ladder(base_N=base_N, **{name: getattr(self, name)[..., [*cells]] for name in names})
 
 
 def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[Cell, float]) -> Ladder | None:

@@ -19,10 +19,8 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, Cells, Depth, cells_of, depth_of, read_runs
-from sparsedepth.effects.depths import budget_of, depths_of, with_budgets
-from sparsedepth.effects.fit import CellRuns
-from sparsedepth.effects.verdict import Distribution
+from sparsedepth.effects.cells import BASELINE, Cells, cells_of, off_cpus, read_runs
+from sparsedepth.effects.depths import at_budgets, budget_of, with_budgets
 from sparsedepth.once import once
 from sparsedepth.outside import SECONDS
 from sparsedepth.store.comparable_loss import DATA, LOSSES, loss_in
@@ -180,11 +178,12 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         rows = rows[(rows["setting"] == BASELINE) | rows["changes"].map(lambda changes: knob in dict(changes))]
     columns = ("run_id", "seed", BUDGET, "train_flops", "device", "started", "outcome", *DATA)
-    runs = store.frame(  # on a CPU other work, and runs beside each other, change the speed
-        f"SELECT {', '.join(columns)}, {loss} AS loss, {TRAINING} AS training, CASE WHEN device NOT LIKE 'cpu%' THEN "
-        "speed END AS tokens_per_second FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS speed FROM "
-        f"curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT} AND train_flops IS NOT NULL"
+    runs = store.frame(
+        f"SELECT {', '.join(columns)}, {loss} AS loss, {TRAINING} AS training, tokens_per_second FROM runs LEFT JOIN "
+        "(SELECT run_id, median(tokens_per_second) AS tokens_per_second FROM curves GROUP BY ALL) USING (run_id) WHERE "
+        f"{IS_RESULT} AND train_flops IS NOT NULL"
     )
+    runs["tokens_per_second"] = off_cpus(runs["tokens_per_second"], runs["device"].fillna("cpu"))
     runs = runs.fillna({"seed": -1}).astype({"train_flops": float, "loss": float}).merge(rows, on="run_id")
     return runs.join(lr_choices(cells), on="run_id", how="inner").drop(columns="changes").reset_index(drop=True)
 
@@ -196,27 +195,19 @@ def lr_choices(cells: Cells) -> pd.DataFrame:
     rows = with_budgets(cells)
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
     other_lr: set[str] = set()
-    for _, at_budget in rows.groupby("budget"):
-        depths = [depth_of(cells, own) for _, own in at_budget.groupby("n_layers")]
-        names = at_budget.groupby("name")["setting"].unique()
-        of_name = {str(name): depths_of(cells, depths, {*settings}) for name, settings in names.items()}
-        for at, (_, own) in zip(depths, at_budget.groupby("n_layers"), strict=True):
-            lr = own["setting"].map({name: cell.lr for name, cell in at.cells.items()})
-            other_lr |= {*own.loc[(own["lr"] != lr) & own["lr"].notna() & lr.notna(), "run_id"]}
-            for name, run_ids in own.groupby("name")["run_id"]:
-                side = of_name[str(name)]
-                found.loc[run_ids, "lr_variance"] = side.lr_variance(at.depth)
-                if effect := _effect(at, *(of.cells.get(at.depth) for of in (side, of_name.get(BASELINE, side)))):
-                    found.loc[run_ids, ["effect", "effect_sd"]] = effect.estimate, effect.sd
+    budgets = at_budgets(cells, rows)
+    for (budget, name, depth), own in rows.groupby(["budget", "name", "n_layers"]):  # ty: ignore[not-iterable]
+        sides = [budgets[budget][side] for side in (name, BASELINE) if side in budgets[budget]]
+        at = sides[0].depths[depth]
+        lr = own["setting"].map({setting: cell.lr for setting, cell in at.cells.items()})
+        other_lr |= {*own.loc[(own["lr"] != lr) & own["lr"].notna() & lr.notna(), "run_id"]}
+        found.loc[own["run_id"], "lr_variance"] = sides[0].lr_variance(depth)
+        settings = dict.fromkeys(side.cells[depth].setting for side in sides if depth in side.cells)
+        if at.has_curves and len(settings) == 2:
+            contrast = at.fit.contrast(dict(zip(settings, (1.0, -1.0), strict=True)))
+            if contrast:
+                found.loc[own["run_id"], ["effect", "effect_sd"]] = contrast.effect.estimate, contrast.effect.sd
     return found.drop(index=[*other_lr])
-
-
-def _effect(at: Depth, side: CellRuns | None, baseline: CellRuns | None) -> Distribution | None:
-    """Each at its own optimum; None without curves, and where no seeds connect the two."""
-    if side is None or baseline is None or side is baseline or not at.has_curves or at.fitted is None:
-        return None
-    sides = [at.order.index(each.setting) for each in (side, baseline) if each.setting in at.order]
-    return at.fitted.effect(*sides) if len(sides) == 2 and at.fitted.connects(sides) else None
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:

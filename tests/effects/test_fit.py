@@ -118,4 +118,4 @@ def test_the_weights_of_what_is_kept_add_up_to_1():
     y_N = u_N**2 + 0.3 * rng.standard_normal(len(u_N))
     found = fit(cell_N, u_N, seed_N, y_N, np.zeros(len(u_N), dtype=bool))
     assert found is not None and found.values.weight_G.sum() == pytest.approx(1, abs=1e-12)
-    assert found.effect(0, 1).below(np.array([np.inf])) == pytest.approx(1, abs=1e-12)
+    assert found.combine(np.array([1.0, -1.0, 0.0])).below(np.array([np.inf])) == pytest.approx(1, abs=1e-12)
