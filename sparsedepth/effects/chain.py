@@ -145,18 +145,22 @@ def chain_evidence(cells: Cells) -> list[LinkEvidence]:
     pairs = links_of(results)
     finished = results[results["outcome"] == "ok"]
     known = [[name] for name in ("lr", loss_of(results)) if finished[name].nunique() > 1]
-    links: dict[tuple[str, str], list[Link]] = {pair: [] for pair in pairs}
     scopes: list[tuple[Scope, list[str]]] = [("pooled", []), *(("within depth", given) for given in ([], *known))]
+    links = []
     for scope, given in scopes:
-        of_scope = [link(results, *pair, scope, given) for pair in pairs if pair[1] not in given]
-        tested = [each for each in of_scope if each.p is not None]
+        of_scope = {pair: link(results, *pair, scope, given) for pair in pairs if pair[1] not in given}
+        tested = [each for each in of_scope.values() if each.p is not None]
         p_J = adjusted(np.array([each.p for each in tested]), np.zeros(len(tested)))
-        for each, p in zip(tested, p_J, strict=True):
-            each.p_adjusted = float(p)
-        for each in of_scope:
-            links[each.cause, each.effect].append(each)
+        for each, p in zip(tested, p_J.tolist(), strict=True):
+            each.p_adjusted = p
+        links.append(of_scope)
     return [
-        LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(interventions(cells, *pair))) for pair in pairs
+        LinkEvidence(
+            links=tuple(of_scope[pair] for of_scope in links if pair in of_scope),
+            skill=skill(results, *pair),
+            interventions=tuple(interventions(cells, *pair)),
+        )
+        for pair in pairs
     ]
 
 
@@ -250,7 +254,7 @@ def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Seque
     stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
     values = [usable[name].to_numpy(dtype=float) for name in names]
     rho = rank_correlations(values, stratum_N, np.ones((1, len(usable))))[0] if len(usable) >= 3 else math.nan
-    found.rho = float(rho) if math.isfinite(rho) else None
+    found.rho = rho if math.isfinite(rho) else None
     if found.rho is not None and len(units) >= MIN_UNITS:
         without_G = rank_correlations(values, stratum_N, leave_one_out(unit_N))
         z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))  # of a rho of 1 it is infinite
@@ -270,7 +274,7 @@ def jackknife(value: float, without_G: np.ndarray, df: int) -> tuple[float, floa
     n = len(without_G)
     if not np.isfinite(without_G).all():
         return None
-    error = math.sqrt((n - 1) ** 2 / n * float(without_G.var(ddof=1)))
+    error = math.sqrt((n - 1) ** 2 / n * without_G.var(ddof=1))
     p = two_sided_p(value / error, df) if error else 0.0
     return value - t_critical(df) * error, value + t_critical(df) * error, max(p, 2 / math.factorial(n))
 
@@ -320,7 +324,7 @@ def skill(results: pd.DataFrame, cause: str, effect: str) -> Skill:
         return Skill(None, None, None, depths)
     unit_N, units = pd.factorize(usable["unit"])
     x_N, y_N = (usable[name].to_numpy(dtype=float) for name in (cause, effect))
-    value = float(_skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0])
+    value = _skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0]
     without_G = _skill(x_N, y_N, depth_N, leave_one_out(unit_N))
     interval = jackknife(value, without_G, len(units) - 2) if len(units) >= MIN_UNITS else None
     return Skill(value if np.isfinite(value) else None, *(interval[:2] if interval else (None, None)), depths)

@@ -179,7 +179,7 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
         gain_C=over_grid(gain_KGC),
         choice_C=over_grid(optima.gain_variance_KGC * unit_K**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
     )
-    return Curves(values, over_grid(optima.best_KGC), float(logsumexp(log_KG)))
+    return Curves(values, over_grid(optima.best_KGC), logsumexp(log_KG))
 
 
 def _log_weights(side_KGZ: np.ndarray, square_GZZ: np.ndarray, scale_K: np.ndarray, n_free: int) -> np.ndarray:

@@ -59,9 +59,9 @@ def _covariance(rows: pd.DataFrame) -> Covariance | None:
     """None without degrees of freedom, or where one of the two does not vary."""
     groups = rows.groupby(["setting", "lr", "role"], dropna=False)
     x_N, y_N = (rows[name] - groups[name].transform("mean") for name in ("loss", "value"))
-    df, xx = len(rows) - groups.ngroups - 1, float((x_N**2).sum())
+    df, xx = len(rows) - groups.ngroups - 1, (x_N**2).sum()
     if df < 2 or not xx or not y_N.any():
         return None
-    slope = float((x_N * y_N).sum()) / xx
-    error = math.sqrt(float(((y_N - slope * x_N) ** 2).sum()) / df / xx)
-    return Covariance(slope, t_critical(df) * error, slope * math.sqrt(xx / float((y_N**2).sum())))
+    slope = (x_N * y_N).sum() / xx
+    error = math.sqrt(((y_N - slope * x_N) ** 2).sum() / df / xx)
+    return Covariance(slope, t_critical(df) * error, slope * math.sqrt(xx / (y_N**2).sum()))

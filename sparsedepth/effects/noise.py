@@ -78,5 +78,5 @@ def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
     total_HC = prior_df_H + df_C
     s2_HC = (prior_df_H * v_H + df_C * own_C) / total_HC
     weight_H = weight_H[kept] / weight_H[kept].sum()
-    scale_df, s2, df = (float(each) for each in (total_HC[kept].min(), own_C @ df_C / df_C.sum(), df_C.sum()))
-    return Noise(s2_HC[kept], total_HC[kept], weight_H, scale_df, s2, df)
+    df = df_C.sum()
+    return Noise(s2_HC[kept], total_HC[kept], weight_H, total_HC[kept].min(), own_C @ df_C / df, df)

@@ -84,7 +84,7 @@ class Distribution:
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """By bisection and a secant, to 1e-7 standard errors."""
-        share_K, half = np.array(shares), 8 * float(self.weight_G @ self.sd_G)
+        share_K, half = np.array(shares), 8 * (self.weight_G @ self.sd_G)
         low_K = high_K = np.full(len(share_K), self.estimate)
         while (self.below(low_K) >= share_K).any() or (self.below(high_K) <= share_K).any():
             low_K, high_K, half = low_K - half, high_K + half, 4 * half
@@ -141,20 +141,20 @@ def judged(rows: list[Row]) -> list[Row]:
     adjusted_J, level = adjusted(p_J, shared_J), level_of(shared_J)
     shown_J = adjusted(least_J, shared_J) < ALPHA
     for (row, contrast), ends, p, adjusted_p, is_shown in zip(
-        with_contrast, ends_J, p_J, adjusted_J, shown_J, strict=True
+        with_contrast, ends_J, p_J, adjusted_J.tolist(), shown_J, strict=True
     ):
         lo, hi, detectable = interval_and_detectable(contrast, level)
         if row.ends:
             detectable = max(interval_and_detectable(end, level)[2] for end in ends)
         half = (hi - lo) / 2
-        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.sign)
+        verdict, reason = verdict_of(contrast.estimate, adjusted_p, row.sides, row.sign)
         differ = len({*np.sign([end.estimate for end in ends])}) > 1
         if row.ends and is_shown and (differ or not adjusted_p < ALPHA):
             verdict, reason = "lr decides", at_lrs([end.estimate for end in row.ends], row.ends_at, row.unit)
-        seeds_part, lr_part = (half * math.sqrt(share) for share in (contrast.seeds_share, 1 - contrast.seeds_share))
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
-        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable, "verdict": verdict, "reason": reason}
-        row.fields |= {"seeds_part": seeds_part, "lr_part": lr_part}
+        row.fields |= {"p_adjusted": adjusted_p, "detectable": detectable, "verdict": verdict, "reason": reason}
+        row.fields["seeds_part"] = half * math.sqrt(contrast.seeds_share)
+        row.fields["lr_part"] = half * math.sqrt(1 - contrast.seeds_share)
     return rows
 
 
@@ -191,7 +191,7 @@ def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:
     adjusted_J = np.ones(len(p_J))
     least = 0.0
     for j in np.argsort(p_J, kind="stable"):
-        least = max(least, _chance(float(p_J[j]), shared_L, n_L))
+        least = max(least, _chance(p_J[j], shared_L, n_L))
         adjusted_J[j] = least
         n_L[level_J[j]] -= 1  # those that remain
     return adjusted_J
@@ -219,4 +219,4 @@ def _chance(p: float, shared_L: np.ndarray, n_L: np.ndarray) -> float:
     rest_L = np.sqrt(1 - np.minimum(shared_L, 0.999))
     upper_LX, lower_LX = (ndtr((side - load_L[:, None] * _NODES) / rest_L[:, None]) for side in (z, -z))
     inside_LX = (upper_LX - lower_LX) ** n_L[:, None]
-    return float(np.clip(1 - inside_LX.prod(axis=0) @ _WEIGHTS, p, min(p * n, 1.0)))
+    return np.clip(1 - inside_LX.prod(axis=0) @ _WEIGHTS, p, min(p * n, 1.0))

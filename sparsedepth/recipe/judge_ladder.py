@@ -83,12 +83,12 @@ def _row(law: MultiplierLaw, found: Distribution, p: float, level: float, log_sp
     if max(multiplier, 1 / multiplier) > FARTHEST:
         return {"reason": beyond_law(FARTHEST)}
     C_B = law.ladder.C_N[law.ladder.is_setting_N]
-    largest = float(C_B.max())
+    largest = C_B.max()
     row: Named = {
         "p_drift": None if law.drift is None else law.drift.p,
         "effect": law.difference(found.estimate, largest),
     }
-    places = {"smallest": float(C_B.min()), "largest": largest, "beyond": BEYOND * largest}
+    places = {"smallest": C_B.min(), "largest": largest, "beyond": BEYOND * largest}
     for place, C in places.items():
         row[f"{place}_budget"] = C
         if (at := law.worth_at(C)) is not None:

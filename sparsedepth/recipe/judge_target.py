@@ -73,12 +73,12 @@ def _of_variant(name: str, runs: pd.DataFrame, target: float) -> Named:
     """The fields of a variant without a verdict; p, not yet adjusted, is None where its losses do not differ."""
     loss_S = runs["loss"].to_numpy()
     _, lo, hi = mean_interval(loss_S.tolist())
-    n, mean = len(loss_S), float(loss_S.mean())
-    sd = float(loss_S.std(ddof=1)) if n > 1 else 0.0
+    n, mean = len(loss_S), loss_S.mean()
+    sd = loss_S.std(ddof=1) if n > 1 else 0.0
     return {
         "variant": name, "mean": mean, "lo": lo, "hi": hi, "seeds": n, "target": target,
-        "budget": float(runs["budget"].iloc[0]) or None,
-        "p_adjusted": float(stdtr(n - 1, (mean - target) / (sd / math.sqrt(n)))) if sd > 0 else None,
+        "budget": runs["budget"].iloc[0] or None,
+        "p_adjusted": stdtr(n - 1, (mean - target) / (sd / math.sqrt(n))) if sd > 0 else None,
         "seeds_wanted": _seeds_wanted((target - mean) / sd, n) if sd > 0 else None,
     }  # fmt: skip
 

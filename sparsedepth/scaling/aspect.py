@@ -90,7 +90,7 @@ class AspectLaw:
         error_G = np.sqrt([max(weight_P @ fit.covariance_PP @ weight_P, 1e-30) for fit in self.forms])
         half_G = error_G * [t_critical(fit.df) for fit in self.forms]
         p = max(two_sided_p(t, fit.df) for t, fit in zip(np.abs(mean_G) / error_G, self.forms, strict=True))
-        return float(mean_G[0]), float((mean_G - half_G).min()), float((mean_G + half_G).max()), p
+        return mean_G[0], (mean_G - half_G).min(), (mean_G + half_G).max(), p
 
     @cached_property
     def p_move(self) -> float:
@@ -148,7 +148,7 @@ def aspect_law(runs: pd.DataFrame) -> AspectLaw:
     log_C_N = np.log(runs["flops"])
     if np.polyfit(log_C_N, runs["loss"], 1)[0] >= 0:
         raise ValueError("the loss does not fall with FLOPs; tune lr at each size")
-    middle = float(log_C_N.mean())
+    middle = log_C_N.mean()
     fits = [fit for is_log in (False, True) if (fit := _fit(runs, middle, is_log)) is not None]
     if not fits:
         raise ValueError("no law of size and tokens fits these runs")
@@ -189,12 +189,12 @@ def _fit(runs: pd.DataFrame, middle: float, is_log: bool) -> AspectFit | None:
         return None
     end = min(within, key=lambda end: end.cost)
     index_N = pd.factorize(runs["cluster"])[0]
-    scale_P = np.repeat([1.0, float(loss_N.mean()) if is_log else 1.0], (5, 3))
+    scale_P = np.repeat([1.0, loss_N.mean() if is_log else 1.0], (5, 3))
     fitted_N = y_N - end.residual_N
     return AspectFit(
         theta_P=end.theta_P * scale_P,
         covariance_PP=_by_clusters(end, index_N) * np.outer(scale_P, scale_P),
-        square=float((((np.exp(fitted_N) if is_log else fitted_N) - loss_N) ** 2).sum()),
+        square=(((np.exp(fitted_N) if is_log else fitted_N) - loss_N) ** 2).sum(),
         df=max(1, int(index_N.max()) + 1 - int(end.free_P.sum())),
     )
 
@@ -222,4 +222,4 @@ def _optimum(fit: AspectFit, c: float) -> Sequence[float]:
     if a <= 0 or b**2 - a * d < 0:
         return ()
     root = math.sqrt(b**2 - a * d)
-    return float((b - root) / a), float((b + root) / a)
+    return (b - root) / a, (b + root) / a

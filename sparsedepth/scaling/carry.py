@@ -127,15 +127,15 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
     regret_P, sd_P = _regrets(lr, home, [*known.values()])
     of_shape = dict(zip(known, regret_P.tolist(), strict=True))
     shapes = [ShapeRegret(shape, lr, _best(table), of_shape.get(shape)) for shape, table in others.items()]
-    mean, half = float(regret_P.mean()), 1.96 * float(sd_P.mean())
+    mean, half = regret_P.mean(), 1.96 * sd_P.mean()
     if len(known) > 1 and math.isfinite(mean):
-        half = max(half, t_critical(len(known) - 1) * float(regret_P.std(ddof=1)) / math.sqrt(len(known)))
-    rms = float(np.sqrt(np.mean(regret_P**2 + sd_P**2)))
+        half = max(half, t_critical(len(known) - 1) * regret_P.std(ddof=1) / math.sqrt(len(known)))
+    rms = np.sqrt(np.mean(regret_P**2 + sd_P**2))
     return Carried(setting, shapes, (mean, mean - half, mean + half), rms, min(map(len, known.values())))
 
 
 def _best(table: pd.DataFrame) -> float:
-    return float(table.columns[table.mean().argmin()])
+    return table.columns[table.mean().argmin()]
 
 
 def _regrets(lr: float, home: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:

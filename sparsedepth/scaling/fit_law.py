@@ -11,6 +11,7 @@ convergence from the optimum: those that stop early stay near their start, which
 
 Shapes as in `law`; R starts or replicates, C clusters."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -84,12 +85,12 @@ def cluster_effect(index_N: np.ndarray, residual_N: np.ndarray, n_free: int) -> 
     mean_C = np.bincount(index_N, weights=residual_N) / k_C
     n, n_clusters = len(index_N), len(k_C)
     if n_clusters in (1, n):  # the two variances cannot be separated
-        return ClusterEffect(index=index_N, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
-    within = float(((residual_N - mean_C[index_N]) ** 2).sum()) / (n - n_clusters)
-    between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
-    k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)
-    sd = float(np.sqrt(max(0.0, between - within) / k_mean))
-    return ClusterEffect(index=index_N, between=sd, within=float(np.sqrt(within)))
+        return ClusterEffect(index=index_N, within=np.sqrt((residual_N**2).sum() / max(1, n - n_free)))
+    within = ((residual_N - mean_C[index_N]) ** 2).sum() / (n - n_clusters)
+    between = (k_C * mean_C**2).sum() / max(1, n_clusters - n_free)
+    k_mean = (n - (k_C**2).sum() / n) / max(1, n_clusters - 1)
+    sd = np.sqrt(max(0.0, between - within) / k_mean)
+    return ClusterEffect(index=index_N, between=sd, within=np.sqrt(within))
 
 
 class Parameter(NamedTuple):
@@ -143,7 +144,7 @@ class FittedLaw:
     @property
     def objective(self) -> float:
         """100 times the mean squared residual of ln L."""
-        return 100 * float(((self.plan.at(self.theta)[0] - self.plan.y) ** 2).mean())
+        return 100 * ((self.plan.at(self.theta)[0] - self.plan.y) ** 2).mean()
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -153,10 +154,10 @@ class FittedLaw:
     def _parameter(self, quantity: FittedQuantity) -> Parameter:
         value, weights_P = float(quantity.of(self.theta)), quantity.weights
         used = np.flatnonzero(weights_P)  # other rows of the covariance may be NaN
-        variance = float(weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used])
+        variance = weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used]
         if not (np.isfinite(variance) and variance > 0):
             return Parameter(quantity.name, quantity.unit, value)
-        error = float(np.sqrt(variance))
+        error = math.sqrt(variance)
         half = min(t_critical(self.df) * error, 300.0)  # exp overflows beyond it
         lo, hi = (float(quantity.value(weights_P @ self.theta + sign * half)) for sign in (-1, 1))
         return Parameter(quantity.name, quantity.unit, value, value * error if quantity.is_log else error, lo, hi)
@@ -227,13 +228,13 @@ def _curvature(end: Solved) -> tuple[np.ndarray, float, float]:
     moves_P = free_P & (size_P > NEGLIGIBLE * np.sqrt(n))
     unit_NP = by_NP[:, moves_P] / size_P[moves_P]
     _, singular, rotation = np.linalg.svd(unit_NP, full_matrices=False)
-    condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else np.inf
+    condition = singular[0] / singular[-1] if singular[-1] > 0 else np.inf
     out_PP = np.where(free_P[:, None] & free_P, np.nan, 0.0)
     if condition < UNIDENTIFIED:
         inverse = (rotation.T / singular**2) @ rotation / np.outer(size_P[moves_P], size_P[moves_P])
         out_PP[np.ix_(moves_P, moves_P)] = end.cost / (n - free_P.sum()) * inverse
     is_exact = end.cost <= n * ROUNDING**2
-    return out_PP, condition, 0.0 if is_exact else float(np.abs(end.residual_N @ unit_NP).max() / np.sqrt(end.cost))
+    return out_PP, condition, 0.0 if is_exact else np.abs(end.residual_N @ unit_NP).max() / np.sqrt(end.cost)
 
 
 def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
@@ -277,5 +278,5 @@ def bootstrap(fitted: FittedLaw, n_replicates: int, seed: int = 0) -> Bootstrap:
     for quantity in fitted.plan.quantities():
         if quantity.name not in fitted.law.fixed:
             lo, hi = np.quantile(quantity.of(theta_RP), TAILS)
-            intervals[quantity.name] = float(lo), float(hi)
+            intervals[quantity.name] = lo, hi
     return Bootstrap(theta=theta_RP, intervals=intervals)

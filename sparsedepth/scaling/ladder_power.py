@@ -74,9 +74,7 @@ def pilot_of_laws(laws: Sequence[MultiplierLaw]) -> LadderPilot:
     if not df_J.any():
         raise ValueError("no setting was run at two budgets: nothing tells the noise")
     sd = math.sqrt(variance_J @ df_J / df_J.sum() / 2)  # a difference has the noise of two runs
-    return LadderPilot(
-        lambda C_B: laws[0].baseline_at(C_B)[0], laws[0].ladder.C_N, PilotNoise(own=sd, df=float(df_J.sum()))
-    )
+    return LadderPilot(lambda C_B: laws[0].baseline_at(C_B)[0], laws[0].ladder.C_N, PilotNoise(own=sd, df=df_J.sum()))
 
 
 def ladder_power(planned: PlannedLadder, pilot: LadderPilot) -> list[Power]:
@@ -98,5 +96,5 @@ def ladder_power(planned: PlannedLadder, pilot: LadderPilot) -> list[Power]:
             assert law.judged_by is not None
             found.append((law.least_shown(level), law.judged_by.estimate))
     least, estimate = np.array(found).T
-    log_m = float(np.quantile(np.add.outer(least, [*estimate, *-estimate]), POWER))
+    log_m = np.quantile(np.add.outer(least, [*estimate, *-estimate]), POWER)
     return [Power(name, planned.depths, 1, log_m, None) for name in settings]

@@ -112,7 +112,7 @@ class MultiplierLaw:
     @property
     def log_m(self) -> float:
         """The same at every budget; `worth` without its interval."""
-        return float(self.weight_G @ [fit.steady.theta_P[3] for fit in self.fits])
+        return self.weight_G @ [fit.steady.theta_P[3] for fit in self.fits]
 
     @cached_property
     def worth(self) -> Distribution | None:
@@ -169,12 +169,12 @@ class MultiplierLaw:
             return p
         pair_G = [fit.drifting.theta_P[3:] + np.array([by, 0.0]) for fit in self.fits]
         F_G = [pair @ inverse @ pair / 2 for pair, inverse in zip(pair_G, self._inverse_G, strict=True)]
-        return max(p, float(self.weight_G @ fdtrc(2, self.drift.df_G, F_G)))
+        return max(p, self.weight_G @ fdtrc(2, self.drift.df_G, F_G))
 
     @property
     def judged_by(self) -> Distribution | None:
         """What a verdict is on: the worth at every budget, or at the largest where it drifts."""
-        largest = float(self.ladder.C_N[self.ladder.is_setting_N].max())
+        largest = self.ladder.C_N[self.ladder.is_setting_N].max()
         return self.worth_at(largest) if self.has_drift else self.worth
 
     def least_shown(self, level: float) -> float:
@@ -189,7 +189,7 @@ class MultiplierLaw:
         """Of losses [nat/token] at a budget, for a worth there."""
         x_N = np.array([0.0, log_m]) + np.log(C) - self.ladder.middle
         before, after = self.weight_G @ np.exp([fit.law(fit.steady.theta_P[:3], x_N)[0] for fit in self.fits])
-        return float(after - before)
+        return after - before
 
     def baseline_at(self, C_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The baseline's loss by the law, and the half-width of its 95% band in ln L."""
@@ -217,7 +217,7 @@ class MultiplierLaw:
         left, or there is one seed."""
         setting_N = self.ladder.is_setting_N
         df = float(self.ladder.n_seeds - 1 if self.by_seeds else setting_N.sum() - (len(fit.theta_P) - 3))
-        square = float((fit.residual_N[setting_N] ** 2).sum())
+        square = (fit.residual_N[setting_N] ** 2).sum()
         if self.prior is None:
             return max(square / max(df, 1.0), ROUNDING**2), df
         total = self.prior.df + df
@@ -235,7 +235,7 @@ class MultiplierLaw:
         baseline_N = ~self.ladder.is_setting_N
         variance, _ = self._noise(fit)
         spare = baseline_N.sum() - fit.free_P[:3].sum()
-        of_baseline = float((fit.residual_N[baseline_N] ** 2).sum()) / max(spare, 1)
+        of_baseline = (fit.residual_N[baseline_N] ** 2).sum() / max(spare, 1)
         variance_N = np.where(baseline_N, max(of_baseline, variance / 2), variance)
         if len(fit.theta_P) > 4:  # a drift hangs on the ends, where a law fits worst: none is less noisy than it looks
             leverage_N = (fit.jacobian_NP * fit.by_row_PN.T).sum(axis=1)
@@ -288,7 +288,7 @@ def law_by_seeds(ladder: Ladder) -> MultiplierLaw:
 def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierLaw:
     """`asymptote`: L_inf [nat/token], pinned, which leaves the first form alone. Raises ValueError for one that is not
     below every loss."""
-    least = float(np.exp(ladder.mean_N.min()))
+    least = np.exp(ladder.mean_N.min())
     forms: Sequence[Form] = (OFFSET_LAW, POWER_LAW, (parabola, ((0.0, True),)))
     if asymptote is not None:
         if not 0 <= asymptote < least:
@@ -301,7 +301,7 @@ def law_of_ladder(ladder: Ladder, asymptote: float | None = None) -> MultiplierL
 def _fits(ladder: Ladder, forms: Sequence[Form], least_for_drift: float) -> list[FormFit]:
     """Those that have a fit. `least_for_drift`: budgets of the setting."""
     y_N, found = ladder.mean_N, []
-    least = float(np.exp(y_N.min()))
+    least = np.exp(y_N.min())
     for law, starts in forms:
         best: list[Solved] = []
         for n in (4, 5 if ladder.is_setting_N.sum() >= least_for_drift else 4):
@@ -347,17 +347,17 @@ def laws_of(
     if len(known) < MIN_POOLED:
         return laws
     d0, variance = prior_of(*known.T)
-    prior = Prior(df=d0, variance=variance, most=float(known[:, 1].sum()))
+    prior = Prior(df=d0, variance=variance, most=known[:, 1].sum())
     return {name: replace(law, prior=prior) for name, law in laws.items()}
 
 
 def prior_of(s2_C: np.ndarray, df_C: np.ndarray) -> tuple[float, float]:
     """d0 and s0^2, which give the logarithms of variances the mean and the spread that they have."""
     if len(s2_C) == 1:
-        return UNBOUNDED, float(s2_C[0])
+        return UNBOUNDED, s2_C[0]
     log_C = np.log(s2_C) - digamma(df_C / 2) + np.log(df_C / 2)
     spread = log_C.var(ddof=1) - polygamma(1, df_C / 2).mean()
     d0 = UNBOUNDED
     if spread > polygamma(1, UNBOUNDED / 2):
         d0 = brentq(lambda d0: polygamma(1, d0 / 2) - spread, 1e-3, UNBOUNDED)
-    return d0, float(np.exp(log_C.mean() + digamma(d0 / 2) - np.log(d0 / 2)))
+    return d0, np.exp(log_C.mean() + digamma(d0 / 2) - np.log(d0 / 2))

@@ -115,7 +115,7 @@ def as_object(report: Report) -> dict[str, Any]:
 def log_correlations(fitted: FittedLaw) -> dict[tuple[str, str], float]:
     """(term, term) -> correlation of the logarithms of their predictors."""
     pairs = itertools.combinations(zip(fitted.law.terms, fitted.plan.z, strict=True), 2)
-    return {(a.name, b.name): float(np.corrcoef(z_a, z_b)[0, 1]) for (a, z_a), (b, z_b) in pairs}
+    return {(a.name, b.name): np.corrcoef(z_a, z_b)[0, 1] for (a, z_a), (b, z_b) in pairs}
 
 
 class ParameterDoubt(NamedTuple):

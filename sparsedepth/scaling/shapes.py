@@ -104,7 +104,7 @@ def shapes_answer(store: Store) -> ShapesAnswer | None:
         return replace(answer, reason=str(error))
     budgets = sorted({*budget_of(points["flops"])})
     if len(budgets) > MOST_BUDGETS:
-        budgets = [budgets[0], float(np.exp(np.log(points["flops"]).mean())), budgets[-1]]
+        budgets = [budgets[0], np.exp(np.log(points["flops"]).mean()), budgets[-1]]
     return replace(answer, law=law, best=law.best_at(budgets), doublings=law.doublings(math.exp(law.middle)))
 
 
@@ -116,7 +116,7 @@ def _point(cell: pd.DataFrame) -> dict[str, float | str | bool]:
         lowest = _lowest(grid)
     return {
         "n_layers": first["n_layers"], "d_model": first["d_model"], "tokens": first["tokens"], "flops": first["flops"],
-        "loss": float(grid["loss"].min()) if lowest is None else lowest, "is_optimum": lowest is not None,
+        "loss": grid["loss"].min() if lowest is None else lowest, "is_optimum": lowest is not None,
         "cluster": f"{first['n_layers']:g} {first['d_model']:g}",
     }  # fmt: skip
 
@@ -143,4 +143,4 @@ def _lowest(grid: pd.DataFrame) -> float | None:
         return None
     at = -np.linalg.solve(hessian, slope)
     inside = (at >= near_NX.min(axis=0)).all() and (at <= near_NX.max(axis=0)).all()
-    return float(level + slope @ at / 2) if inside else None
+    return level + slope @ at / 2 if inside else None

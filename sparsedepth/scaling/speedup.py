@@ -100,7 +100,7 @@ def _speedup(law: MultiplierLaw, C: float) -> Speedup:
     found, log_C_N, n_seeds = law.found_at(C), np.log(law.ladder.C_N), law.ladder.n_seeds
     log_m = found.estimate if found else law.log_m
     reached = math.log(C) + log_m
-    if max(reached - float(log_C_N.max()), float(log_C_N.min()) - reached) > math.log(FARTHEST):
+    if max(reached - log_C_N.max(), log_C_N.min() - reached) > math.log(FARTHEST):
         return Speedup(multiplier=None, n_pairs=n_seeds, law=law, reason=beyond_law(FARTHEST))
     lo, hi = map(_exp, found.interval) if found else (None, None)
     reason = "" if found else NO_NOISE
@@ -213,12 +213,12 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     """The rows of a setting at a depth, at the optimum of lr where it is known."""
     budgets = losses_by_budget(baseline)
     of_baseline = {budget: baseline[(baseline["train_flops"] / budget - 1).abs() < MATCHED] for budget in budgets}
-    lr_variance = {(False, budget): float(at["lr_variance"].mean()) for budget, at in of_baseline.items()}
+    lr_variance = {(False, budget): at["lr_variance"].mean() for budget, at in of_baseline.items()}
     losses: dict[float, dict[int, float]] = {}
     of_setting: list[tuple[float, float, pd.DataFrame]] = []
     for _, at in runs.groupby(["n_layers", "budget"]):
         done = finished(at)
-        C = float((at if done.empty else done)["train_flops"].mean())
+        C = (at if done.empty else done)["train_flops"].mean()
         nearest = min(budgets, key=lambda budget: abs(math.log(budget / C)))
         of_setting.append((C, nearest, at))
         if len(done):
@@ -245,9 +245,9 @@ def _at_optimum(
     difference_S = np.array([losses[seed] - baseline[seed] for seed in losses.keys() & baseline.keys()])
     n, has_effect = len(difference_S), bool(done["effect"].notna().any())
     if not n or not has_effect:
-        return losses, float(done["lr_variance"].mean()) + (of_baseline if baseline and not has_effect else 0.0)
-    moved = float(done["effect"].mean() - difference_S.mean())
-    by_seeds = float(difference_S.var(ddof=1)) / n if n > 1 else math.inf
+        return losses, done["lr_variance"].mean() + (of_baseline if baseline and not has_effect else 0.0)
+    moved = done["effect"].mean() - difference_S.mean()
+    by_seeds = difference_S.var(ddof=1) / n if n > 1 else math.inf
     rest = max(0.0, float(done["effect_sd"].mean()) ** 2 - by_seeds)
     return {seed: loss + moved for seed, loss in losses.items()}, rest
 
@@ -289,7 +289,7 @@ def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
     n = len(speed_S)
     if worth.lo is None or worth.hi is None or n < 2:
         return Speedup(multiplier=middle)
-    half = t_critical(n - 1) * float(speed_S.std(ddof=1)) / math.sqrt(n)
+    half = t_critical(n - 1) * speed_S.std(ddof=1) / math.sqrt(n)
     below, above = (math.hypot(math.log(end / worth.multiplier), half) for end in (worth.lo, worth.hi))
     return Speedup(multiplier=middle, lo=middle * math.exp(-below), hi=middle * math.exp(above))
 
