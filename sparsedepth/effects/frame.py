@@ -106,18 +106,18 @@ def _settings(cells: Cells, at: Depth) -> list[Row]:
     """A row for each setting at a depth beside its baseline, each with an estimate or the reason for none."""
     baseline = at.cells.get(BASELINE)
     rows = []
-    for name in (*at.cells, *(at.unmeasured if cells.is_measured else ())):
+    for name, cell in at.cells.items():
         if name == BASELINE:
             continue
-        if name not in at.cells:
-            rows.append(Row(fields=_fields("setting", name, at.depth) | {"reason": unmeasured(cells.outcome)}))
-            continue
-        rows.append(row := _row(cells, at, "setting", at.cells[name], baseline))
-        if baseline is None:
+        rows.append(row := _row(cells, at, "setting", cell, baseline))
+        if baseline:
+            _estimate(cells, at, row, cell, baseline)
+        else:
             other_scoring = at.depth in cells.other_scoring
             row.fields["reason"] = no_baseline(cells.outcome, BASELINE in at.unmeasured, other_scoring)
-        else:
-            _estimate(cells, at, row, at.cells[name], baseline)
+    for name in at.unmeasured:
+        if name != BASELINE and cells.is_measured:
+            rows.append(Row(fields=_fields("setting", name, at.depth) | {"reason": unmeasured(cells.outcome)}))
     return rows
 
 

@@ -12,7 +12,6 @@ sides in batches that began when all of theirs before had ended, with two seeds 
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,49 +36,42 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         rows = cells.rows[cells.rows["n_layers"] == family if family else cells.rows["setting"] == BASELINE]
         reference = BASELINE if family else rows.loc[rows["value"].notna(), "n_layers"].min()
         again = [
-            (part, {row.fields["setting"]: row.fields for row in judge(replace(cells, rows=part.rest))})
-            for part in _parts(cells, rows)
-            if part.has(side, reference)  # else it is another comparison
+            (
+                is_seed,
+                {row.fields["setting"]: row.fields | {"without": name} for row in judge(replace(cells, rows=rest))},
+            )
+            for name, is_seed, rest in _parts(cells, rows)
+            if rest.loc[rest[side] == reference, "value"].notna().any()  # else it is another comparison
         ]
         for index, effect in own.iterrows():
-            told: list[tuple[bool, float, str, Named]] = []
-            for part, looks in again:
-                look = looks.get(effect["setting"], {"lo": None})
-                if look["lo"] is None:
-                    continue
-                turns = look["verdict"] != effect["verdict"] and not (part.is_seed and look["seeds"] < FEW)
-                moves = abs(look["estimate"] / effect["estimate"] - 1)
-                if turns or moves > MOVES:
-                    told.append((turns, moves, part.name, look))
-            if told:
-                *_, name, most = sorted(told, key=itemgetter(0, 1))[-1]
-                changed = [name, most["estimate"], most["verdict"]]
+            if told := sorted(_told(effect, again), key=itemgetter(0, 1)):
+                changed = [told[-1][2][name] for name in ("without", "estimate", "verdict")]
                 found.loc[index, ["without", "estimate_without", "verdict_without"]] = changed
             found.loc[index, "later"] = _n_later([rows[rows[side] == of] for of in (effect[side], reference)], batches)
     return found
 
 
-class _Part(NamedTuple):
-    """What is left out of a family, and its rows without it."""
+def _told(effect: pd.Series, again: list[tuple[bool, dict[str, Named]]]) -> Iterator[tuple[bool, float, Named]]:
+    """Whether the verdict turns, how far the effect moves, and what it is then, without each part that is told of."""
+    for is_seed, looks in again:
+        look = looks.get(effect["setting"])
+        if look and look["lo"] is not None:
+            turns = look["verdict"] != effect["verdict"] and not (is_seed and look["seeds"] < FEW)
+            moves = abs(look["estimate"] / effect["estimate"] - 1)
+            if turns or moves > MOVES:
+                yield turns, moves, look
 
-    name: str
-    is_seed: bool
-    rest: pd.DataFrame
 
-    def has(self, side: str, of: object) -> bool:
-        """Whether a value of this setting or depth is left."""
-        return bool(self.rest.loc[self.rest[side] == of, "value"].notna().any())
-
-
-def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[_Part]:
-    """Each seed, whose tuning runs stay, and each folder."""
+def _parts(cells: Cells, rows: pd.DataFrame) -> Iterator[tuple[str, bool, pd.DataFrame]]:
+    """What is left out of a family, whether it is a seed, and the rows without it: each seed, whose tuning runs stay,
+    and each folder."""
     is_result = rows["role"] == "result"
     seeds = sorted({*rows.loc[is_result, "seed"]})
     for seed in seeds if 2 < len(seeds) <= MOST_SEEDS else []:
-        yield _Part(f"seed {seed}", True, rows[~(is_result & (rows["seed"] == seed))])
+        yield f"seed {seed}", True, rows[~(is_result & (rows["seed"] == seed))]
     source = cells.runs["source"].reindex(rows.index) if "source" in cells.runs else pd.Series("", rows.index)
     for folder in sorted({*source}) if source.nunique() > 1 else []:
-        yield _Part(str(folder), False, rows[source != folder])
+        yield str(folder), False, rows[source != folder]
 
 
 def _batches(runs: pd.DataFrame) -> pd.DataFrame:

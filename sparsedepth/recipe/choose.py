@@ -22,6 +22,7 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import Changes
 from sparsedepth.effects.frame import BASES, as_records, compared, effects_frame
 from sparsedepth.effects.second_look import with_second_looks
+from sparsedepth.once import once
 from sparsedepth.plan.forecast import tokens_needed
 from sparsedepth.quantities.quantity import Named, Row, without_none
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
@@ -52,7 +53,6 @@ class Evidence:
         self.results = result_rows(cells.runs)
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
         self.changes = self.cells.changes
-        self._effects: dict[int, list[Effect]] = {}
 
     @property
     def tried(self) -> dict[str, list[float]]:
@@ -61,14 +61,14 @@ class Evidence:
         tuned = {name: runs.loc[runs["tuned_fields"].notna(), name].dropna() for name in sorted(self.cells.tuned)}
         return {name: sorted({*values.astype(float)}) for name, values in tuned.items()}
 
+    @once
     def effects(self, depth: int) -> list[Effect]:
         """The effects at one depth, in the order of the frame."""
-        if depth not in self._effects:
-            cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
-            frame = effects_frame(cells)
-            self._effects[depth] = as_records(with_second_looks(frame, cells) if self.has_looks else frame)
-        return self._effects[depth]
+        cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
+        frame = effects_frame(cells)
+        return as_records(with_second_looks(frame, cells) if self.has_looks else frame)
 
+    @once
     def settings(self, depth: int) -> dict[str, Effect]:
         """Setting -> its effect at the baseline of a depth."""
         return {effect.setting: effect for effect in self.effects(depth) if effect.question == "setting"}

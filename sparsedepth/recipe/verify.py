@@ -18,7 +18,7 @@ import pandas as pd
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of
+from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import as_records, effects_alone, setting_effects
 from sparsedepth.quantities.levels import ALPHA
@@ -217,8 +217,9 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     """The card with its verification. `runs`: the rows of the verification, tuning included."""
     tuning = runs["tuning"].isin(["tuning", "rejected"]) if "tuning" in runs.columns else False
     runs = runs[runs["seed"].isin(seeds) | tuning]
-    gain = _judged_alone(_effects(card, runs, "baseline").get("recipe"), n_earlier=card.version - 1)
-    against_recipe = _effects(card, runs, "recipe", left_out=("baseline",))
+    cells = cells_of(runs, card.recipe.objective)
+    gain = _judged_alone(_effects(card, cells, "baseline").get("recipe"), n_earlier=card.version - 1)
+    against_recipe = _effects(card, cells, "recipe", left_out=("baseline",))
     effects = [(change.setting, against_recipe.get(f"without {change.setting}")) for change in _left_out(card)]
     verification = Verification(
         seeds=tuple(seeds), run_ids=tuple(sorted(runs["run_id"])), gain=gain, outcome=outcome_of(gain),
@@ -240,14 +241,14 @@ def with_verification(card: Card, verification: Verification) -> Card:
     return card.model_copy(update={"version": card.version + 1, "verification": verification, "tests": tests})
 
 
-def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[str] = ()) -> dict[str, Effect]:
+def _effects(card: Card, cells: Cells, reference: str, left_out: Sequence[str] = ()) -> dict[str, Effect]:
     """Name -> effect of its configuration against that of `reference`."""
     configs = configurations(card)
     fields = _differing(configs, _tuned_again(card))
     names = {tuple(plain(getattr(config, f)) for f in fields): name for name, config in configs.items()}
-    values = [tuple(map(plain, row)) for row in runs[fields].itertuples(index=False)]
-    cells = cells_of(runs, card.recipe.objective)
-    setting = pd.Series(map(names.get, values), runs.index, dtype=object).reindex(cells.rows.index)
+    runs = cells.runs.loc[cells.rows.index, fields]
+    values = [tuple(map(plain, row)) for row in runs.itertuples(index=False)]
+    setting = pd.Series(map(names.get, values), runs.index, dtype=object)
     rows = cells.rows.assign(
         setting=setting.replace(reference, BASELINE),
         changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],
