@@ -16,7 +16,7 @@ from sparsedepth.effects.verdict import Distribution, adjusted, level_of
 from sparsedepth.quantities.levels import ALPHA, POWER
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.scaling.multiplier import BEYOND, SHARED, MultiplierLaw, laws_of
-from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, in_time, ladders_of
+from sparsedepth.scaling.speedup import FARTHEST, Losses, Speedup as Worth, check_baseline, ladders_of, with_times
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.scaling import beyond_law
 
@@ -94,9 +94,8 @@ def _row(law: MultiplierLaw, found: Distribution, p: float, level: float, log_sp
         if (at := law.worth_at(C)) is not None:
             key = place if place == "beyond" else f"at_{place}"
             row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(_times, (at.estimate, *at.interval)), strict=True))
-    timed = in_time(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
-    row |= {"multiplier": multiplier, "lo": lo, "hi": hi, "p_adjusted": p, "detectable": _times(detectable)}
-    row |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi, "time_reason": timed.reason}
+    row |= with_times(Worth(multiplier=multiplier, lo=lo, hi=hi), log_speed_B)
+    row |= {"p_adjusted": p, "detectable": _times(detectable)}
     return row | {"verdict": "not shown" if not p < ALPHA else "better" if multiplier > 1 else "worse"}
 
 

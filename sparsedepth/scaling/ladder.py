@@ -13,6 +13,8 @@ from sparsedepth.store.search import MATCHED
 
 MIN_BUDGETS = 3
 """Of the baseline."""
+Losses = Mapping[float, Mapping[int, float]]
+"""Budget [FLOPs] -> seed -> loss [nat/token]."""
 Cell = tuple[bool, float]
 """Whether it is the setting's, and its budget [FLOPs]."""
 
@@ -66,19 +68,15 @@ def ladder_of(losses: Mapping[Cell, Mapping[int, float]], lr_variance: Mapping[C
     cells: most cells, for at most a third of the seeds. Where no two seeds are in three budgets of the baseline and one
     of the setting, every cell is one run, its mean over seeds; None for fewer cells."""
     n_seeds = [len(of) for of in losses.values() if of]
-    if n_seeds and np.median(n_seeds) > 1:
-        blocks = [block for block in blocks_of(losses) if _is_enough(block[1])]
-        if not blocks:
-            return None
-        most = max(len(seeds) for seeds, _ in blocks)
-        enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
-        seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
-        loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
-    else:
-        cells = sorted(cell for cell, of in losses.items() if of)
-        if not _is_enough(cells):
-            return None
-        loss_SN = np.array([[np.mean([*losses[cell].values()]) for cell in cells]])
+    if not n_seeds or np.median(n_seeds) <= 1:
+        losses = {cell: {0: np.mean([*of.values()])} for cell, of in losses.items() if of}
+    blocks = [block for block in blocks_of(losses) if _is_enough(block[1])]
+    if not blocks:
+        return None
+    most = max(len(seeds) for seeds, _ in blocks)
+    enough = [block for block in blocks if 3 * len(block[0]) >= 2 * most]
+    seeds, cells = max(enough, key=lambda block: (len(block[1]), len(block[0]), block))
+    loss_SN = np.array([[losses[cell][seed] for cell in cells] for seed in seeds])
     if (loss_SN <= 0).any():
         raise ValueError(f"a loss of {loss_SN.min():g}: its law is of ln loss, and so of losses above 0")
     is_setting_N, C_N = (np.array(column) for column in zip(*cells, strict=True))

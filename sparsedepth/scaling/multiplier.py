@@ -29,7 +29,7 @@ from scipy.special import digamma, fdtrc, polygamma
 
 from sparsedepth.effects.verdict import Distribution
 from sparsedepth.quantities.levels import ALPHA
-from sparsedepth.scaling.ladder import Ladder, ladder_of
+from sparsedepth.scaling.ladder import Ladder, Losses, ladder_of
 from sparsedepth.scaling.nonlinear import Solved, power_law, solve
 from sparsedepth.store.small_sample import Z, t_critical
 
@@ -333,9 +333,7 @@ def _start(ladder: Ladder, L_inf: float, n: int) -> np.ndarray:
     return np.array([L_inf, level, max(-slope, 0.01), *[0.0] * (n - 3)])
 
 
-def laws_of(
-    losses: Mapping[str, Mapping[float, Mapping[int, float]]], baseline: str, asymptote: float | None = None
-) -> dict[str, MultiplierLaw]:
+def laws_of(losses: Mapping[str, Losses], baseline: str, asymptote: float | None = None) -> dict[str, MultiplierLaw]:
     """The law of each setting that has a run, from setting -> budget [FLOPs] -> run -> loss, the noise of MIN_POOLED or
     more drawn to that of all. Raises ValueError as `law_of_ladder`."""
     laws = {}

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.depths import budget_of, budgets_of
-from sparsedepth.scaling.ladder import MIN_BUDGETS, Cell, ladder_of
+from sparsedepth.quantities.quantity import Named
+from sparsedepth.scaling.ladder import MIN_BUDGETS, Cell, Losses, ladder_of
 from sparsedepth.scaling.multiplier import MultiplierLaw, law_by_seeds
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
@@ -33,16 +34,13 @@ FARTHEST = 100.0
 HOURS = 12.0
 """Between the starts of two runs whose speeds are compared."""
 NO_NOISE = "one seed, and one training or one budget: no interval"
-NUMBERS = (
-    *("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
-    *("law", "p_drift", "p_misfit", "L_inf", "alpha"),
+LAW = ("law", "p_drift", "p_misfit", "L_inf", "alpha")
+COLUMNS = (
+    *("n_layers", "setting", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi"),
+    *(*LAW, "seeds", "diverged", "reason", "time_reason"),
 )
-COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason", "time_reason")
-
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
-Losses = Mapping[float, Mapping[int, float]]
-"""Budget [FLOPs] -> seed -> loss [nat/token]."""
 Worths = Mapping[tuple[int, str, int], tuple[float, float | None, float | None]]
 """(depth, setting, tokens) -> compute multiplier, lo, hi."""
 NO_LADDER = "these budgets have several seeds, or share a training: see `effects --as speedup`"
@@ -227,13 +225,11 @@ def _at_budgets(baseline: pd.DataFrame, runs: pd.DataFrame) -> Iterator[dict[str
     worths = worth_of(budgets, losses, lr_variance)
     for C, nearest, at in of_setting:
         worth = worths.get(C, Speedup(multiplier=None, reason="no run has finished"))
-        timed = in_time(worth, _speeds(of_baseline[nearest], finished(at)))
         n_diverged = int((at["outcome"] == "diverged").sum())
         reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
-        numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi, *_of_law(worth.law)]
         told = {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
-        told["time_reason"] = timed.reason
-        yield {BUDGET: at[BUDGET].max(), "train_flops": C, **dict(zip(NUMBERS, numbers, strict=True)), **told}
+        told |= with_times(worth, _speeds(of_baseline[nearest], finished(at)))
+        yield {BUDGET: at[BUDGET].max(), "train_flops": C, **told, **dict(zip(LAW, _of_law(worth.law), strict=True))}
 
 
 def _at_optimum(
@@ -292,6 +288,13 @@ def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
     half = t_critical(n - 1) * speed_S.std(ddof=1) / math.sqrt(n)
     below, above = (math.hypot(math.log(end / worth.multiplier), half) for end in (worth.lo, worth.hi))
     return Speedup(multiplier=middle, lo=middle * math.exp(-below), hi=middle * math.exp(above))
+
+
+def with_times(worth: Speedup, speed_S: np.ndarray) -> Named:
+    """The fields of what a setting is worth, in compute and in time."""
+    timed = in_time(worth, speed_S)
+    fields: Named = {"multiplier": worth.multiplier, "lo": worth.lo, "hi": worth.hi, "time_reason": timed.reason}
+    return fields | {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
 
 
 class Multipliers(NamedTuple):
