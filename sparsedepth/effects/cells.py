@@ -12,8 +12,8 @@ A value that tuning chose is the one with runs of the roles best, edge or tuning
 from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import ByLr, CellRuns, Changes, NamedFit, fit_by_lr, fit_of, fit_with_curves
 from sparsedepth.effects.verdict import Side
+from sparsedepth.once import once
 from sparsedepth.quantities import unit_of
 from sparsedepth.quantities.quantity import Named, Row
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -73,16 +74,15 @@ class Cells:
     """Whether the rows are those of one of several budgets at each depth."""
     other_scoring: tuple[int, ...] = ()
     """The depths of the runs that are left out, as they were scored in another way."""
-    _others: dict[str, "Cells"] = field(init=False, default_factory=dict)
 
     def of_outcome(self, outcome: str) -> "Cells":
         """The same cells with another outcome of the same runs, made once."""
-        if outcome == self.outcome:
-            return self
-        if outcome not in self._others:
-            rows = self.rows.assign(value=values_of(self.runs, outcome).reindex(self.rows.index))
-            self._others[outcome] = replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, self.runs.columns))
-        return self._others[outcome]
+        return self if outcome == self.outcome else self._with_outcome(outcome)
+
+    @once
+    def _with_outcome(self, outcome: str) -> "Cells":
+        rows = self.rows.assign(value=values_of(self.runs, outcome).reindex(self.rows.index))
+        return replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, self.runs.columns))
 
     @cached_property
     def depths(self) -> list["Depth"]:
@@ -99,6 +99,11 @@ class Cells:
         rows = self.rows.reindex(columns=["n_layers", "setting", "tokens", "flops"])
         flops = rows[rows["tokens"].isna()].groupby(["n_layers", "setting"])["flops"]
         return bool((flops.max() > (1 + MATCHED) * flops.min()).any())
+
+    @property
+    def knobs(self) -> Sequence[str]:
+        """The fields that settings change, but their budget."""
+        return [name for name in self.settings.label_fields if name != BUDGET] if self.settings else []
 
     @property
     def is_measured(self) -> bool:
@@ -152,7 +157,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
 def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: Sequence[str]) -> pd.DataFrame:
     """The columns of `Cells.rows` but the role. A run at a value that tuning rejected in a second field has no row; nor
     has one at any rejected value where one of a table is 0, through whose logarithm there is no curve."""
-    labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
+    labels = {cell: label_of(own.items(), own) for cell, own in changes.items()}
     loss = loss_of(runs)
     lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
     rows = pd.DataFrame(
@@ -177,6 +182,12 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
     of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
     return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
+
+
+def label_of(changes: Iterable[tuple[str, Any]], names: Iterable[str]) -> str:
+    """The setting that changes these fields, in this order: 'depth_scale=lns'."""
+    values = dict(changes)
+    return ", ".join(assignment(name, values[name]) for name in names if name in values) or BASELINE
 
 
 def off_cpus(times: pd.Series, devices: pd.Series) -> pd.Series:
@@ -357,9 +368,9 @@ def _cell_runs(setting: str, columns: Mapping[str, np.ndarray], field: str) -> C
             cell.carry_regret = float(np.fmax.reduce(columns["carry_regret"][carried_N]))
         chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(cell.lr_N)) if each_N.any())
         losses = {lr: columns["loss"][chosen_N & (cell.lr_N == lr)] for lr in tried}
-        means = {lr: own[~np.isnan(own)].mean() for lr, own in losses.items() if not np.isnan(own).all()}
+        known = {lr: own[~np.isnan(own)] for lr, own in losses.items()}
         # Most runs, of these the lowest loss: the same choice for each outcome.
-        cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
+        cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), known[lr].mean() if len(known[lr]) else math.inf))
         ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
         cell.edge = max(columns["edge_beside"][chosen_N & (cell.lr_N == cell.lr)], default="")
         if cell.lr in ends:

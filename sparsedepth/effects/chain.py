@@ -227,10 +227,12 @@ def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
     return QueryResult(columns=columns, rows=tuple(rows))
 
 
-def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The finished runs that have all these numbers: these, n_layers and unit."""
+def _usable(runs: pd.DataFrame, names: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Of the finished runs that have all these numbers: these, their n_layers, and the number of their unit."""
     columns = runs[[*dict.fromkeys(["n_layers", "unit", *names])]]  # of 150 that a copy would have
-    return columns[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
+    usable = columns[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
+    values = [usable[name].to_numpy(dtype=float) for name in names]
+    return values, usable["n_layers"].to_numpy(), pd.factorize(usable["unit"])[0]
 
 
 # Association
@@ -240,25 +242,24 @@ def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Seque
     """One link over the finished runs that have all numbers and a `unit`, their setting; a partial correlation with
     `given`."""
     names = [cause, effect, *given]
-    usable = _usable(runs, names)
-    unit_N, units = pd.factorize(usable["unit"])
+    values, depth_N, unit_N = _usable(runs, names)
+    n_runs, n_units = len(unit_N), len({*unit_N})
     found = Link(
         cause=cause,
         effect=effect,
         scope=f"{scope}, given {' and '.join(given)}" if given else scope,
-        n_runs=len(usable),
-        n_settings=len(units),
+        n_runs=n_runs,
+        n_settings=n_units,
         n_missing=int(runs.loc[runs["outcome"] == "ok", names].isna().any(axis=1).sum()),
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )
-    stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
-    values = [usable[name].to_numpy(dtype=float) for name in names]
-    rho = rank_correlations(values, stratum_N, np.ones((1, len(usable))))[0] if len(usable) >= 3 else math.nan
+    stratum_N = depth_N if scope == "within depth" else np.zeros(n_runs)
+    rho = rank_correlations(values, stratum_N, np.ones((1, n_runs)))[0] if n_runs >= 3 else math.nan
     found.rho = rho if math.isfinite(rho) else None
-    if found.rho is not None and len(units) >= MIN_UNITS:
+    if found.rho is not None and n_units >= MIN_UNITS:
         without_G = rank_correlations(values, stratum_N, leave_one_out(unit_N))
         z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))  # of a rho of 1 it is infinite
-        if interval := jackknife(float(z), z_G, len(units) - len(values)):
+        if interval := jackknife(float(z), z_G, n_units - len(values)):
             found.lo, found.hi, found.p = math.tanh(interval[0]), math.tanh(interval[1]), interval[2]
     return found
 
@@ -317,16 +318,14 @@ def midranks(value_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray) 
 def skill(results: pd.DataFrame, cause: str, effect: str) -> Skill:
     """How well each depth is predicted from the others; None with fewer than two depths; no interval with fewer than
     MIN_UNITS settings."""
-    usable = _usable(results, [cause, effect])
-    depth_N = usable["n_layers"].to_numpy()
+    (x_N, y_N), depth_N, unit_N = _usable(results, [cause, effect])
     depths = tuple(map(int, np.unique(depth_N)))
     if len(depths) < 2:
         return Skill(None, None, None, depths)
-    unit_N, units = pd.factorize(usable["unit"])
-    x_N, y_N = (usable[name].to_numpy(dtype=float) for name in (cause, effect))
+    n_units = len({*unit_N})
     value = _skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0]
     without_G = _skill(x_N, y_N, depth_N, leave_one_out(unit_N))
-    interval = jackknife(value, without_G, len(units) - 2) if len(units) >= MIN_UNITS else None
+    interval = jackknife(value, without_G, n_units - 2) if n_units >= MIN_UNITS else None
     return Skill(value if np.isfinite(value) else None, *(interval[:2] if interval else (None, None)), depths)
 
 

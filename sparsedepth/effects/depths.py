@@ -12,13 +12,12 @@ from functools import cached_property
 
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, Cells, Depth, depth_of
+from sparsedepth.effects.cells import Cells, Depth, depth_of, label_of
 from sparsedepth.effects.fit import CellRuns, Contrast, NamedFit, fit_of, fit_with_curves, with_carrying
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import sign
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET
-from sparsedepth.words.values import assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +83,7 @@ def at_budgets(cells: Cells, rows: pd.DataFrame) -> dict[float, dict[str, Settin
 def with_budgets(cells: Cells) -> pd.DataFrame:
     """The rows of cells of all budgets, with their budget [FLOPs], and `name`, the setting without it: 'baseline',
     'depth_scale=lns'."""
-    fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
-    names = {changes: _named(fields, dict(changes)) for changes in {*cells.rows["changes"]}}
+    names = {changes: label_of(changes, cells.knobs) for changes in {*cells.rows["changes"]}}
     flops = cells.rows["flops"]
     if not cells.mixes_budgets:  # of a run that diverged those of its equals
         flops = flops.groupby([cells.rows["n_layers"], cells.rows["setting"]]).transform("max")
@@ -102,7 +100,3 @@ def budgets_of(runs: pd.DataFrame) -> pd.Series:
     """The train_tokens of each run; where they are not known, its budget of FLOPs, which tells it apart, too."""
     known = runs.reindex(columns=[BUDGET, "train_flops"]).apply(pd.to_numeric).astype(float)
     return known[BUDGET].fillna(budget_of(known["train_flops"]))
-
-
-def _named(fields: Sequence[str], changes: Mapping[str, object]) -> str:
-    return ", ".join(assignment(name, changes[name]) for name in fields if name in changes) or BASELINE

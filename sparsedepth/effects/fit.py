@@ -179,8 +179,9 @@ class NamedFit:
 
     def outside(self, name: Any) -> float:
         """The probability that the optimum of a cell lies beyond the values tried; 0 of one without a curve."""
-        is_known = self.found is not None and name in self.names
-        return self.found.values.outside_C[self.names.index(name)] if self.found and is_known else 0.0
+        if self.found is None or name not in self.names:
+            return 0.0
+        return self.found.values.outside_C[self.names.index(name)]
 
 
 def fit_of(parts: Mapping[Any, Mapping[int, float]]) -> NamedFit:
@@ -264,7 +265,8 @@ class CellRuns:
     def cost(self, name: str) -> float:
         """The mean of a cost over the results that have it; NaN without any."""
         values = self.costs[name][self.is_result_N & ~self.diverged_N]
-        return values[~np.isnan(values)].mean() if not np.isnan(values).all() else math.nan
+        known = values[~np.isnan(values)]
+        return known.mean() if len(known) else math.nan
 
     @property
     def n_diverged(self) -> int:

@@ -149,13 +149,11 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers
 
 
-def budget_cells(store: Store, outcome: str | None = None) -> Cells:
-    """The cells of a loss at every budget. Raises ValueError without a run that was trained to the end."""
-    return _budget_cells(store, outcome or loss_in(store))
-
-
 @once
-def _budget_cells(store: Store, loss: str) -> Cells:
+def budget_cells(store: Store, loss: str | None = None) -> Cells:
+    """The cells of a loss at every budget. Raises ValueError without a run that was trained to the end."""
+    if loss is None:
+        return budget_cells(store, loss_in(store))
     cells = cells_of(read_runs(store, loss), loss, every_budget=True)
     if cells.settings is None:
         raise ValueError(only_tuning_text(only_tuning(store)) or "no run was trained to the end")
@@ -172,10 +170,9 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
     cells = budget_cells(store, loss)
     rows = with_budgets(cells)[["run_id", "n_layers", "changes", "name"]].rename(columns={"name": "setting"})
-    fields = [name for name in cells.settings.label_fields if name != BUDGET] if cells.settings else []
     if knob is not None:
-        if knob not in fields:
-            raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
+        if knob not in cells.knobs:
+            raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(cells.knobs) or 'no field'}")
         rows = rows[(rows["setting"] == BASELINE) | rows["changes"].map(lambda changes: knob in dict(changes))]
     columns = ("run_id", "seed", BUDGET, "train_flops", "device", "started", "outcome", *DATA)
     runs = store.frame(
