@@ -39,9 +39,7 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("OWN_ERROR**2 + 2 * (rho_G", "OWN_ERROR**2 + (rho_G"),
         ("np.minimum(omega2_GC, MAX_ERROR**2)", "np.maximum(omega2_GC, MAX_ERROR**2)"),
     ),
-    ("effects/fit.py", "effects/test_frame.py"): (
-        ("= [*weights.values()]", "= [*weights.values()][::-1]"),
-    ),
+    ("effects/fit.py", "effects/test_frame.py"): (("= [*weights.values()]", "= [*weights.values()][::-1]"),),
     ("effects/frame.py", "effects/test_fit.py"): (
         ("variance_P = variance_P * weight_P**2", "variance_P = variance_P * np.abs(weight_P)"),
         ("(variance_P**2 / df_P)", "(variance_P / df_P)"),
