@@ -224,8 +224,9 @@ def _branches(
         raise ValueError(f"{needs} schedule=wsd, not {whole.schedule}; set schedule: wsd in the base")
     if whole.warmup_tokens is None:
         tokens = max(1, whole.warmup_steps) * whole.batch_tokens
-        fix = f"set warmup_tokens: {tokens} in the base in place of warmup_frac"
-        raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
+        raise ValueError(
+            f"{needs} one warm-up for all budgets; set warmup_tokens: {tokens} in the base in place of warmup_frac"
+        )
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
     branches = []
     for share, cell in zip(definition.branch_at, cells, strict=True):

@@ -31,8 +31,9 @@ class Rung(NamedTuple):
 def rungs(number: int) -> list[Rung]:
     """Budgets that double, a layer more at each. Raises ValueError for fewer than three, or more than eight."""
     if not MIN_RUNGS <= number <= MAX_RUNGS:
-        wanted = f"give {MIN_RUNGS} to {MAX_RUNGS} sizes, each of twice the compute of the one before"
-        raise ValueError(f"--ladder {number}: {wanted}")
+        raise ValueError(
+            f"--ladder {number}: give {MIN_RUNGS} to {MAX_RUNGS} sizes, each of twice the compute of the one before"
+        )
     found: list[Rung] = []
     budget = 0.0
     for n_layers in range(FIRST, FIRST + number):

@@ -194,8 +194,9 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
         after = _first(out)
         shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, after)]
         if shapes[0] != shapes[1] or len(shapes[0]) != 3:
-            told = f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream"
-            raise ValueError(f"{told}; {_PASS_ON}")
+            raise ValueError(
+                f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream; {_PASS_ON}"
+            )
         probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
     with probing(probed):
         x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(_first(out) for _, out in seen)])

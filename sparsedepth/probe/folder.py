@@ -98,12 +98,15 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
         for name in names or [""]:
             if not _SHARD.fullmatch(name) or not (folder / name).exists():
-                shard = f"names the shard {name!r}, which is no safetensors file beside it"
-                raise ValueError(f"{folder / INDEX} {shard}; {COPY}")
+                raise ValueError(
+                    f"{folder / INDEX} names the shard {name!r}, which is no safetensors file beside it; {COPY}"
+                )
         return [folder / name for name in names]
     if unsafe := sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS):
-        danger = f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read"
-        raise ValueError(f"{danger}; convert them to {WEIGHTS} where they are trusted")
+        raise ValueError(
+            f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read; "
+            f"convert them to {WEIGHTS} where they are trusted"
+        )
     raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}; {COPY}")
 
 
@@ -146,8 +149,10 @@ def _check_plain(content: Any, source: str) -> None:
     """Raises ValueError for a key, at any depth, that points to code or kernels."""
     for key, value in _entries(content):
         if not _is_plain(key, value):
-            danger = f"{source} has the key {key!r}, which can make a library run code from elsewhere"
-            raise ValueError(f"{danger}; delete it where the model needs none")
+            raise ValueError(
+                f"{source} has the key {key!r}, which can make a library run code from elsewhere; "
+                "delete it where the model needs none"
+            )
 
 
 def _is_plain(key: str, value: Any) -> bool:

@@ -60,15 +60,19 @@ class ProbedHfModel(ProbedModule):
         try:
             norm, head = base.get_submodule(self._parts.final_norm), model.get_output_embeddings()
         except AttributeError:
-            told = f"this {type(model).__name__} has no norm before its head"
-            raise ValueError(f"{told}: its norms stand after blocks, which is not supported") from None
+            raise ValueError(
+                f"this {type(model).__name__} has no norm before its head: its norms stand after blocks, which is not "
+                "supported"
+            ) from None
         super().__init__(model, base.get_submodule(self._parts.layers).children(), norm=norm, head=head)
         self._rests = [(None,) * self._parts.n_further or None] * self.n_layers
         self.vocab_size, self.stream_width = head.weight.shape
         for part in (model.get_input_embeddings(), norm, head):
             if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:
-                what = f"{type(part).__name__} outside the layers is {low.pop()}, and must be fp32"
-                raise ValueError(f"{what}; load the model with sparsedepth.probe.load, or call .float() on it")
+                raise ValueError(
+                    f"{type(part).__name__} outside the layers is {low.pop()}, and must be fp32; "
+                    "load the model with sparsedepth.probe.load, or call .float() on it"
+                )
         self.max_len = _max_len(model.config)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -188,8 +192,10 @@ class ProbedHfModel(ProbedModule):
 
     def run(self, tokens_BT: Tensor) -> None:
         if (length := tokens_BT.shape[1]) > self.max_len:
-            positions = f"the {self.max_len:,} positions of this {self.model.config.model_type} model"
-            raise ValueError(f"sequences of {length:,} tokens are longer than {positions}; use a shorter length")
+            raise ValueError(
+                f"sequences of {length:,} tokens are longer than the {self.max_len:,} positions of this "
+                f"{self.model.config.model_type} model; use a shorter length"
+            )
         for module in self._base.modules():  # dynamic rotations depend on this length alone, not on earlier ones
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
@@ -258,5 +264,7 @@ def _check_model(model: PreTrainedModel) -> None:
     softcap = getattr(config, "attn_logit_softcapping", None)
     supported = ("eager",) if softcap else ("sdpa", "eager")
     if (kernel := config._attn_implementation) not in supported:
-        problem = f"attn_implementation={kernel!r} cannot be measured with softcap={softcap}"
-        raise ValueError(f"{problem}; load the model with attn_implementation='{supported[0]}'")
+        raise ValueError(
+            f"attn_implementation={kernel!r} cannot be measured with softcap={softcap}; "
+            f"load the model with attn_implementation='{supported[0]}'"
+        )

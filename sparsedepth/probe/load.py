@@ -127,8 +127,10 @@ def load_model(
 def check_hub_name(source: str) -> None:
     """Raises ValueError for what is no name on a hub."""
     if not _HUB_NAME.fullmatch(source):
-        folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
-        raise ValueError(f"model {source!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
+        raise ValueError(
+            f"model {source!r} is neither a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model), nor "
+            "a hub's name, as 'EleutherAI/pythia-70m'"
+        )
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:
@@ -138,8 +140,10 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     check_names(folder)
     path = folder / WEIGHTS
     if not path.exists():
-        why = "copies of a run may leave it out, and a diverged run has none; copy it from where it was made"
-        raise ValueError(f"{folder} has no {WEIGHTS}: {why}, or name another run")
+        raise ValueError(
+            f"{folder} has no {WEIGHTS}: copies of a run may leave it out, and a diverged run has none; "
+            "copy it from where it was made, or name another run"
+        )
     _check_sums(folder)
     config = stored_config(read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     _check_layers(config.n_layers, len(check_weights(path)))
@@ -149,8 +153,10 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         wrong = min((name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)), default=None)
         if wrong is not None:
-            found = f"{wrong} has shape {shapes.get(wrong)} where the config says {expected.get(wrong)}"
-            raise ValueError(f"{path} does not hold the model of {RUN_CONFIG}: {found}; copy both files again")
+            raise ValueError(
+                f"{path} does not hold the model of {RUN_CONFIG}: {wrong} has shape {shapes.get(wrong)} where the "
+                f"config says {expected.get(wrong)}; copy both files again"
+            )
         weights = {name: file.get_tensor(name) for name in shapes}
     model = Decoder(config)
     model.load_state_dict(weights, strict=False)
@@ -169,16 +175,20 @@ def _check_sums(folder: Path) -> None:
     for name in (RUN_CONFIG, WEIGHTS):
         entry = recorded.get(name) if isinstance(recorded, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):
-            damage = f"{name} is not the file that was written (its checksum differs)"
-            raise ValueError(f"run folder {folder} is damaged: {damage}; copy it again from where it was made")
+            raise ValueError(
+                f"run folder {folder} is damaged: {name} is not the file that was written (its checksum differs); "
+                "copy it again from where it was made"
+            )
 
 
 def _check_finite(model: nn.Module, folder: Path) -> None:
     """Raises ValueError for NaN or infinite weights, with which no score exists."""
     for name, weight in model.named_parameters():
         if n_bad := int((~weight.isfinite()).sum()):
-            places = f"{name} holds NaN or infinity at {n_bad:,} of {weight.numel():,} places"
-            raise ValueError(f"{folder} has weights that are not finite: {places}; export it again")
+            raise ValueError(
+                f"{folder} has weights that are not finite: {name} holds NaN or infinity at {n_bad:,} of "
+                f"{weight.numel():,} places; export it again"
+            )
 
 
 def _check_layers(n_layers: Any, n_tensors: int) -> None:
@@ -271,8 +281,10 @@ def check_installed(model_type: str) -> None:
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        installed = f"transformers {version('transformers')}, which is installed"
-        raise ValueError(f"model_type={model_type!r} is not in {installed}; install the latest release of it")
+        raise ValueError(
+            f"model_type={model_type!r} is not in transformers {version('transformers')}, which is installed; "
+            "install the latest release of it"
+        )
 
 
 def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
@@ -318,8 +330,10 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
     with _told(f"{folder / CONFIG} describes no model"), torch.device("meta"):
         planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
     if 2 * _n_parameters(planned) > n_bytes:
-        sizes = f"{_n_parameters(planned):,} parameters, and the weight files have {n_bytes:,} bytes"
-        raise ValueError(f"{folder / CONFIG} describes {sizes}: they belong to another model, or parts miss; {COMPARE}")
+        raise ValueError(
+            f"{folder / CONFIG} describes {_n_parameters(planned):,} parameters, and the weight files have {n_bytes:,} "
+            f"bytes: they belong to another model, or parts miss; {COMPARE}"
+        )
 
 
 def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
@@ -346,8 +360,9 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
         if names:
-            what = f"{kind.replace('_', ' ')} {names[0]}"
-            raise ValueError(f"the weights of {folder} are not those of its config: {what}; {COMPARE}")
+            raise ValueError(
+                f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}; {COMPARE}"
+            )
     # Every position of every fork passes through embedding, final norm and head.
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         part.to(of_layers if isinstance(part, nn.ModuleList) else torch.float32)

@@ -73,6 +73,8 @@ def _of_hub(name: str) -> dict[str, str]:
     refs = [path for path in cached.rglob("*") if path.is_file()]
     found = {str(path.relative_to(cached)): read_regular(path).decode().strip() for path in refs}
     if not found:
-        fix = "check the name and the network; of a gated model, ask for access on its page, then `hf auth login`"
-        raise ValueError(f"the hub does not list the revisions of {name!r} ({told}), nor does its cache; {fix}")
+        raise ValueError(
+            f"the hub does not list the revisions of {name!r} ({told}), nor does its cache; "
+            "check the name and the network; of a gated model, ask for access on its page, then `hf auth login`"
+        )
     return found

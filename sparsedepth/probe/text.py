@@ -67,8 +67,10 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
     ids = _read_ids(scored, least=2 if targets else 3)
     whole = next_tokens(ids) if targets is None else Sequences(inputs=ids, targets=_read_ids(targets, least=2))
     if whole.targets.shape != whole.inputs.shape:
-        shapes = f"{targets} holds {list(whole.targets.shape)} and {scored} holds {list(ids.shape)}"
-        raise ValueError(f"{shapes}: targets need the shape of their tokens, {IGNORED} where a position is not scored")
+        raise ValueError(
+            f"{targets} holds {list(whole.targets.shape)} and {scored} holds {list(ids.shape)}: targets need the shape "
+            f"of their tokens, {IGNORED} where a position is not scored"
+        )
     if fit is None:
         if len(whole) < 2:
             raise ValueError(f"{scored} has 1 sequence, and half are for fitting; give --fit-tokens, or two")
@@ -78,8 +80,9 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
         others = Sequences(inputs=ids, targets=np.full_like(ids, IGNORED)) if targets else next_tokens(ids)
         arrays = TokenArrays(whole, others)
         if (length := others.inputs.shape[1]) != arrays.seq_len:
-            lengths = f"{fit} has sequences of {length} tokens and {scored} of {arrays.seq_len}"
-            raise ValueError(f"{lengths}; give equal ones")
+            raise ValueError(
+                f"{fit} has sequences of {length} tokens and {scored} of {arrays.seq_len}; give equal ones"
+            )
         # Short tasks may repeat a few sequences; of the same ones maps would be judged on what they were fitted on.
         scored_rows, fit_rows = ({row.tobytes() for row in part.inputs} for part in (whole, others))
         if scored_rows <= fit_rows or fit_rows <= scored_rows:
@@ -107,8 +110,10 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
             ("targets", part.targets[part.targets != IGNORED], f"write {IGNORED} where a position is not scored"),
         ):
             if ids.size and (ids.min() < 0 or ids.max() >= size):
-                of_model = f"{model.source} has ids from 0 to {size - 1}"
-                raise ValueError(f"the {name} are from {ids.min()} to {ids.max()}, and {of_model}; {fix}")
+                raise ValueError(
+                    f"the {name} are from {ids.min()} to {ids.max()}, and {model.source} has ids from 0 to {size - 1}; "
+                    f"{fix}"
+                )
     check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
 
 
@@ -124,8 +129,10 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
-        shape = f"[sequences, {'length + 1' if least == 3 else 'length'}], with at least {least} columns"
-        raise ValueError(f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers {shape}")
+        raise ValueError(
+            f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers "
+            f"[sequences, {'length + 1' if least == 3 else 'length'}], with at least {least} columns"
+        )
     return ids.astype(np.int64)
 
 
@@ -242,8 +249,10 @@ def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Pat
         return prepare(config, root / f"tokenizer-{digest(hashes)}")
     check_reads_text(model.source, run)
     if is_learned(run.tokenizer):
-        learned = f"tokenizer={run.tokenizer!r} of the run was learned on corpus={run.corpus!r}"
-        raise ValueError(f"{learned} and not on {corpus!r}; measure the run on its own corpus, or on token arrays")
+        raise ValueError(
+            f"tokenizer={run.tokenizer!r} of the run was learned on corpus={run.corpus!r} and not on {corpus!r}; "
+            "measure the run on its own corpus, or on token arrays"
+        )
     kept = run.model_dump(include={"tokenizer", "vocab_size", "val_fraction", "max_corpus_tokens"})
     return prepare(build(TextConfig, kept | named, "run"), root)
 

@@ -56,8 +56,10 @@ def check_enough_to_fit(
                 f"but d_model={width} needs more than {width + 1}; {advice}"
             )
         if n_fit < (enough := ENOUGH_FIT_TOKENS * width):
-            few = f"{n_fit} tokens fit maps of width {width}: the error of the maps is {width / n_fit:.0%} of what they"
-            told = f"{few} leave; {enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {advice}"
+            told = (
+                f"{n_fit} tokens fit maps of width {width}: the error of the maps is {width / n_fit:.0%} of what they "
+                f"leave; {enough} tokens make it {1 / ENOUGH_FIT_TOKENS:.0%}: {advice}"
+            )
             warnings.warn(told, stacklevel=4)
 
 
@@ -120,8 +122,10 @@ def check_same_stream(runtime: "Runtime", results: Path) -> None:
     for folder, manifest in _manifests(results):
         before = manifest.get("stream", "fp32")
         if manifest.get("precision") == runtime.precision == "bf16" and before != stream:
-            told = f"stream={stream}, but run {folder.name} of {results} was computed with stream={before}"
-            raise ValueError(f"{told}: their variances cannot be compared; choose another --out, or stream={before}")
+            raise ValueError(
+                f"stream={stream}, but run {folder.name} of {results} was computed with stream={before}: their "
+                f"variances cannot be compared; choose another --out, or stream={before}"
+            )
 
 
 def _has_auto_precision(folder: Path) -> bool:

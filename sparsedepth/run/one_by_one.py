@@ -48,8 +48,10 @@ class Ledger:
             before = self.stored["settings"]
             for key in {**before, **now}:
                 if before.get(key) != now.get(key):
-                    other = f"{key}={before.get(key)}, now {now.get(key)}"
-                    raise ValueError(f"{str(out)!r} has {name!r} with another {other}; give another -o")
+                    raise ValueError(
+                        f"{str(out)!r} has {name!r} with another {key}={before.get(key)}, now {now.get(key)}; "
+                        "give another -o"
+                    )
 
     @property
     def models(self) -> dict[str, Known]:

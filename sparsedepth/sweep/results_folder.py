@@ -97,8 +97,9 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
     try:
         before = read_definition(results)
     except ValueError as error:
-        fix = f"if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
-        raise ValueError(f"{error}; {fix}") from None
+        raise ValueError(
+            f"{error}; if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
+        ) from None
     models = (*results.glob("*.safetensors"), *results.glob("*/*.safetensors")) if before is None else ()
     if models:
         raise ValueError(f"{results} holds a model ({models[0].relative_to(results)}), and no sweep; name a new --out")

@@ -287,16 +287,16 @@ class TrainingState:
         position = shared or own
         if position:
             if position.precision not in (None, self.precision):
-                told = (
-                    f"precision={self.config.precision} is {self.precision} on {self.runtime.device.type}, "
-                    f"but the run's first {position.step} steps were computed in {position.precision}"
+                raise ValueError(
+                    f"precision={self.config.precision} is {self.precision} on {self.runtime.device.type}, but the "
+                    f"run's first {position.step} steps were computed in {position.precision}; "
+                    f"continue on the device it began on, or delete {trunk if shared else folder} to start again"
                 )
-                fix = f"continue on the device it began on, or delete {trunk if shared else folder} to start again"
-                raise ValueError(f"{told}; {fix}")
             if position.data_hash not in (None, self.data_hash):
-                told = f"the run's first {position.step} steps read data {position.data_hash}, and now it is"
-                fix = f"restore the corpus, or delete {trunk if shared else folder} to start again"
-                raise ValueError(f"{told} {self.data_hash}; {fix}")
+                raise ValueError(
+                    f"the run's first {position.step} steps read data {position.data_hash}, and now it is "
+                    f"{self.data_hash}; restore the corpus, or delete {trunk if shared else folder} to start again"
+                )
             self.step = self.logged_step = position.step
             self.curves = position.curves
             self.observations = position.observations

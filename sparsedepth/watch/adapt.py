@@ -124,8 +124,10 @@ def _of_ids(module: nn.Module, given: Tensor, names: Names, is_known: bool) -> t
         probed = _by_path(module, names)
     _check_vocabulary(ids_NS, probed)
     if ids_NS.shape[1] - 1 > (longest := getattr(probed, "max_len", None) or ids_NS.shape[1]):
-        told = f"tokens are {list(given.shape)}, and the model has {longest:,} positions"
-        raise ValueError(f"{told}; give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]")
+        raise ValueError(
+            f"tokens are {list(given.shape)}, and the model has {longest:,} positions; "
+            f"give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]"
+        )
     if type(probed) is ProbedModule:
         check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__)
     return probed, next_tokens(ids_NS.numpy())
@@ -153,8 +155,10 @@ def check_weights(module: nn.Module) -> None:
         raise ValueError(f"this {type(module).__name__} has no weights; give the model itself")
     is_in_parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
     if is_in_parts or any(hasattr(weight, "ds_id") for weight in weights.values()):
-        told = "every rank has a part of the weights, and one rank alone cannot run the model (FSDP1, DeepSpeed ZeRO-3)"
-        raise ValueError(f"{told}; use FSDP2 (fully_shard, or fsdp_version: 2 of accelerate), DDP or ZeRO-2")
+        raise ValueError(
+            "every rank has a part of the weights, and one rank alone cannot run the model (FSDP1, DeepSpeed ZeRO-3); "
+            "use FSDP2 (fully_shard, or fsdp_version: 2 of accelerate), DDP or ZeRO-2"
+        )
     quantised = getattr(module, "quantization_method", None) or getattr(module, "is_quantized", False)
     for name, weight in weights.items():
         if weight.is_meta:
@@ -169,14 +173,18 @@ def _tensor(values: Any) -> Tensor:
     try:
         return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
     except (TypeError, ValueError, RuntimeError):
-        told = f"tokens are a {type(values).__name__} that is no array of numbers"
-        raise ValueError(f"{told}; give token ids as integers [sequences, length + 1]") from None
+        raise ValueError(
+            f"tokens are a {type(values).__name__} that is no array of numbers; "
+            "give token ids as integers [sequences, length + 1]"
+        ) from None
 
 
 def _ids(given: Tensor) -> Tensor:
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.ndim != 2:
-        told = f"tokens are {str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
-        raise ValueError(f"{told}; give token ids as integers [sequences, length + 1], the last of a row only a target")
+        raise ValueError(
+            f"tokens are {str(given.dtype).removeprefix('torch.')} {list(given.shape)}; "
+            "give token ids as integers [sequences, length + 1], the last of a row only a target"
+        )
     if given.shape[1] < 3 or not len(given):
         raise ValueError(f"tokens are {list(given.shape)}; give at least one sequence of three ids")
     return given.long().cpu()
@@ -195,8 +203,10 @@ def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
     words = (part.num_embeddings for part in probed.model.modules() if isinstance(part, nn.Embedding))
     size = getattr(probed, "vocab_size", 0) or next(words, 0)  # the number of logits may not be known yet
     if ids_NS.min() < 0 or (size and ids_NS.max() >= size):
-        told = f"tokens are from {int(ids_NS.min())} to {int(ids_NS.max())}, and the model's ids from 0 to {size - 1}"
-        raise ValueError(f"{told}; tokenise the text with its own tokenizer")
+        raise ValueError(
+            f"tokens are from {int(ids_NS.min())} to {int(ids_NS.max())}, and the model's ids from 0 to {size - 1}; "
+            "tokenise the text with its own tokenizer"
+        )
 
 
 def _lacks(probed: Any) -> dict[str, Lack]:

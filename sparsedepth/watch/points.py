@@ -99,8 +99,11 @@ class Points:
         new = [name for name in measures if name not in before]
         known = [read_json(path) for path in self.out.glob(f"{RUNS}/*/{IMPORTED}")] if new else []
         if steps := [each["step"] for each in known if each["cluster"] == self.training.name]:
-            told = f"points of {self.training.name!r} up to step {max(steps)} lack {', '.join(new)}: they stay as they"
-            warnings.warn(f"{told} are, and later ones have it; for all steps give another name", stacklevel=3)
+            warnings.warn(
+                f"points of {self.training.name!r} up to step {max(steps)} lack {', '.join(new)}: they stay as they "
+                "are, and later ones have it; for all steps give another name",
+                stacklevel=3,
+            )
         self.keep(measures=[*before, *new])
 
     def has(self, step: int, measured: Named) -> bool:

@@ -38,8 +38,10 @@ def scale_norms(
     if not found:
         raise ValueError(f"the blocks of this {type(module).__name__} have no norms with weights; nothing to scale")
     if fold and not _is_multiple(found[-1][2]):
-        told = f"{found[-1][0]} multiplies by more than its weights (1 + w, as Gemma's), which cannot hold the factor"
-        raise ValueError(f"{told}; leave fold out")
+        raise ValueError(
+            f"{found[-1][0]} multiplies by more than its weights (1 + w, as Gemma's), which cannot hold the factor; "
+            "leave fold out"
+        )
     for name, layer, norm in found:
         if hasattr(norm, MARK):
             raise ValueError(f"{name} is scaled already; scale_norms is called once, after the model is made")
