@@ -28,7 +28,6 @@ Shapes: S = T + 1 tokens with the last target, H heads."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
-from sparsedepth.quantities.quantity import Named, Quantity, Table
+from sparsedepth.quantities.quantity import Named, Quantity, Row, Table, Tables
 
 Summary = dict[str, float | int | None]
 
@@ -191,7 +190,7 @@ class Measurements:
             self.pairs.append(self._row(metric, value, n, layer=layer, other_layer=other))
 
     def tables(self) -> dict[Table, list[Named]]:
-        tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
+        tables: Tables = ("layers", "heads", "pairs", "tokens", "difficulty")
         return {table: getattr(self, table) for table in tables}
 
     def check_records(self, measure: str) -> None:
@@ -257,7 +256,7 @@ def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
     return nnls(blocks_EL, np.array([value for _, value in entries], dtype=float))[0]
 
 
-def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
+def entries_of(score: Quantity, layers: Iterable[Row], pairs: Iterable[Row]) -> list[Entry]:
     """The rows that a score averages, from the rows of one run by layer and by pair."""
     rows = [row for row in (layers if score.carried_by == "layer" else pairs) if row["metric"] == score.metric]
     if score.carried_by == "both":

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.context import Context, Rotary, rotate
-from sparsedepth.model.linear import Linear, product_dtype, project_together, times
+from sparsedepth.model.linear import Linear, TensorPair, product_dtype, project_together, times
 from sparsedepth.model.norms import RMSNorm
 
 
@@ -178,7 +178,7 @@ class Attention(nn.Module):
             y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
         return y_BTX.unflatten(-1, (-1, self.d_head))
 
-    def kernel_inputs(self, x_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def kernel_inputs(self, x_BTD: Tensor, context: Context) -> TensorPair:
         """q_BHTK and k_BGTK as the kernel gets them, by the forward pass itself, whatever it does to
         them: their `attention_rows` are the weights."""
         kernel = self.kernel
@@ -191,7 +191,7 @@ class Attention(nn.Module):
             self.kernel = kernel
         raise AssertionError("attention runs its kernel")
 
-    def _positioned(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    def _positioned(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> TensorPair:
         q_BTHK = rotate(self._heads(q_BTX, self.query_norm), rotary)
         k_BTGK = rotate(self._heads(k_BTX, self.key_norm), rotary)
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)

@@ -73,7 +73,7 @@ class Context:
         return context
 
 
-def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> Rotary:
     """cos_TK and sin_TK in fp32."""
     rate = theta ** (-torch.arange(0, d_head, 2, device=device, dtype=torch.float32) / d_head)
     angle_TK = torch.arange(n_tokens, device=device, dtype=torch.float32)[:, None] * rate.repeat(2)

@@ -23,7 +23,7 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context, rotary_tables
 from sparsedepth.model.feedforward import Experts, RouterLoss
 from sparsedepth.model.head import Head
-from sparsedepth.model.linear import Embedding
+from sparsedepth.model.linear import Embedding, TensorPair
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.variants.factors import profile
 from sparsedepth.model.variants.loops import make_blocks
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         """logits_BTV of a residual stream: final norm, then head."""
         return self.head(self.final_norm(x_BTD))
 
-    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> TensorPair:
         """The mean loss over scored targets, and loss_BT, in nat/token, in bounded memory."""
         return self.head.cross_entropy(self.final_norm(x_BTD), target_BT)
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsedepth.model.linear import by_run, gradients, project, times
+from sparsedepth.model.linear import TensorPair, by_run, gradients, project, times
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
@@ -99,7 +99,7 @@ class _SwiGLU(torch.autograd.Function):
         return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD
 
 
-def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> TensorPair:
     """x s w, and s."""
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     y = x * scale
@@ -110,7 +110,7 @@ def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return y, scale
 
 
-def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> TensorPair:
     """dx and dw, from dy of `rms_normed`; dw, a sum over tokens, as a product, which is faster."""
     if weight.ndim == 1:
         grad_weight = torch.mv((grad * x).flatten(0, -2).T, scale.flatten())

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.runtime import LOGITS_BYTES, LOGITS_SHARE
 from sparsedepth.config.task import IGNORED
-from sparsedepth.model.linear import by_run, product_dtype
+from sparsedepth.model.linear import TensorPair, by_run, product_dtype
 
 TILE = 256
 """Rows that a GPU's product computes together, or a multiple of them."""
 
-Chunk = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Chunk = Callable[[Tensor, Tensor, Tensor], TensorPair]
 
 
 class Head(nn.Linear):
@@ -50,7 +50,7 @@ class Head(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(self._scaled(input))
 
-    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> TensorPair:
         """The differentiable mean over scored targets, and loss_BT. In a stack one mean per run,
         computed one after the other: these are the largest products of the model, and few calls."""
         x_BTD = self._scaled(x_BTD)
@@ -62,7 +62,7 @@ class Head(nn.Linear):
         return torch.stack(mean_S), torch.cat(loss_SN).view_as(target_BT)
 
 
-def loss_and_change(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor) -> tuple[Tensor, Tensor]:
+def loss_and_change(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor) -> TensorPair:
     """loss_n1 and softmax(z) - onehot(target), 0 where not scored: compiled, two passes over z, not
     eight."""
     wide_nV = z_nV.float()
@@ -73,7 +73,7 @@ def loss_and_change(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor) -> tu
     return loss_n1, change_nV.to(z_nV.dtype)
 
 
-def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: bool) -> TensorPair:
     """loss_n1, 0 where not scored, and if needed the change of every row, scored or not."""
     log_p_nV = F.log_softmax(z_nV, dim=-1, dtype=torch.float32)
     loss_n1 = -log_p_nV.gather(1, target_n1) * is_scored_n1
@@ -85,7 +85,7 @@ def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: boo
 
 def cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, budget: int | None = None, chunk: Chunk | None = None
-) -> tuple[Tensor, Tensor]:
+) -> TensorPair:
     """The mean cross-entropy in nat/token over scored targets (0 if none), differentiable once, and
     loss_N, 0 where not scored: both in fp32, as the softmax, also where autocast changes products.
     Logits take at most `budget` bytes, in whole tiles of a product where one fits."""

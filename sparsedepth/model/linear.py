@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 
+TensorPair = tuple[Tensor, Tensor]
+"""Two that belong together, named where they are returned."""
+
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype that autocast gives to a matrix product with x, or x's own."""
@@ -29,7 +32,7 @@ def project(x: Tensor, weight_XD: Tensor) -> Tensor:
     return torch.bmm(by_run(x, weight_XD), weight_XD.mT).view(*x.shape[:-1], -1)
 
 
-def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor) -> TensorPair:
     """dx and dW, from dy."""
     if weight_XD.ndim == 2:
         grad_NX = grad.flatten(0, -2)

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparsedepth.model.context import Context
+from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.fork import probing
+from sparsedepth.probe.probed_model import AttentionInputs
+from sparsedepth.quantities.quantity import Named, Row
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[Any, ...], Named]
 """A block's inputs besides the residual stream."""
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -107,7 +109,7 @@ class ProbedModule:
                 losses.append(self.loss(self.model(given), aims))
         return torch.stack(losses).float()
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
 
     def weights(self, layer: int) -> Iterator[tuple[str, Tensor]]:
@@ -125,13 +127,13 @@ class ProbedModule:
                 found[f"{name}.{kind}"] = weight
         return found
 
-    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """Not known."""
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """Not known."""
 
-    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """Not known."""
 
     def exact(self) -> AbstractContextManager[None]:
@@ -159,7 +161,7 @@ class ProbedModule:
         inputs: list[Tensor] = []
         calls: list[Call] = []
 
-        def note(layer: int, x_BTD: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        def note(layer: int, x_BTD: Tensor, args: tuple[Any, ...], named: Named) -> Tensor:
             inputs.append(x_BTD)  # x_0, since no block changes it
             calls.append((_floats(args), _floats(named)))
             return x_BTD
@@ -172,7 +174,7 @@ class ProbedModule:
         return inputs[0], calls
 
     @contextmanager
-    def _passing(self, function: Callable[..., Tensor]) -> Generator[None, None, None]:
+    def _passing(self, function: Callable[..., Tensor]) -> Generator[None]:
         """Context in which block l returns function(l, x, args, named), and does nothing else."""
 
         def instead(layer: int, *args: Any, **named: Any) -> Any:
@@ -212,7 +214,7 @@ def _own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[
     where it cannot be run, or where blocks do not run in the order of their list."""
     seen: list[tuple[int, Any, Any]] = []
 
-    def note(layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+    def note(layer: int, module: nn.Module, args: tuple[Any, ...], named: Named, out: Any) -> None:
         seen.append((layer, apart(args, named)[0], out))
 
     with probing(probed), ExitStack() as hooks:
@@ -269,7 +271,7 @@ def in_fp32(module: nn.Module, *args: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None, None, None]:
+def replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None]:
     forwards = [(module, vars(module).get("forward")) for module in modules]
     try:
         for module, _ in forwards:
@@ -282,7 +284,7 @@ def replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any])
                 vars(module)["forward"] = forward
 
 
-def apart(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def apart(args: tuple[Any, ...], named: Row) -> tuple[Any, tuple[Any, ...], Named]:
     """x_BTD, the first of a block's arguments, and the others."""
     if args:
         return args[0], args[1:], dict(named)

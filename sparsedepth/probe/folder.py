@@ -15,6 +15,7 @@ from typing import Any
 
 from sparsedepth.files import NotRegularError, open_regular, parse_json, read_regular, repository_of, unreadable
 from sparsedepth.probe.hf_types import check_type
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import one_line
 
 CONFIG = "config.json"
@@ -56,7 +57,7 @@ _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
+def check_folder(folder: Path) -> Named:
     """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other."""
     check_names(folder)
     config = read_json(folder / CONFIG)
@@ -69,14 +70,14 @@ def check_folder(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_config(config: dict[str, Any], source: str) -> None:
+def check_config(config: Named, source: str) -> None:
     """Raises ValueError for an unsupported model type, or a config that points to code."""
     check_type(config.get("model_type"), source)
     _check_plain(config, source)
     _check_numbers(config, source)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Named:
     """The object in a JSON file. Raises ValueError for a missing, oversized or broken file, or another value."""
     try:
         content = parse_json(read_regular(path, MAX_JSON_BYTES, repository_of(path.parent)))

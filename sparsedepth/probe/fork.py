@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import CPU_PASS_TOKENS, CPU_PASS_VALUES, MAX_TOKENS
+from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.probed_model import ProbedModel
 
 GPU_CHUNKS = 16
@@ -31,7 +32,7 @@ Fork = Mapping[int, Change]
 
 
 @contextmanager
-def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, None, None]:
+def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None]:
     """Context in evaluation mode, fp32, without gradients; modes and random state are restored, also after an error.
     With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`; weights are
     frozen meanwhile, so that graphs keep nothing for their gradients."""
@@ -109,7 +110,7 @@ class Update(NamedTuple):
     layer: int
     before: Tensor
     after: Tensor
-    branches: tuple[Tensor, Tensor] | None
+    branches: TensorPair | None
     """(a_l, f_l), or None if unknown"""
 
 

@@ -15,8 +15,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from sparsedepth.model.context import Context
+from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.any_module import ProbedModule, apart, replaced_forward
 from sparsedepth.probe.hf_types import TYPES, check_type
+from sparsedepth.probe.probed_model import AttentionInputs
 
 _CAPTURE = "sparsedepth_capture"
 UNLIMITED = 2**20
@@ -86,7 +88,7 @@ class ProbedHfModel(ProbedModule):
                 named["alibi"] = alibi[:n_heads].repeat(len(x_BTD), 1, 1) if len(alibi) >= n_heads else alibi
         return super().block(layer, x_BTD)
 
-    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
         the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
         if self._parts.ffn is None:
@@ -109,7 +111,7 @@ class ProbedHfModel(ProbedModule):
                 return h.unflatten(0, x_BTD.shape[:2]) if h.ndim == 2 else h
         return None
 
-    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """Probabilities and choices of the layer's router, captured while the block runs. Scores of a sigmoid are
         divided by their sum (2412.19437, equation 18)."""
         ffn = getattr(self.block_module(layer), self._parts.ffn or "", None)
@@ -131,7 +133,7 @@ class ProbedHfModel(ProbedModule):
             hook.remove()
         return calls[0]
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale. None of a block of another kind."""
         if not self._parts.shows_attention:
             return None
@@ -166,7 +168,7 @@ class ProbedHfModel(ProbedModule):
         return dict(zip(kinds, parts, strict=True))
 
     @contextmanager
-    def exact(self) -> Generator[None, None, None]:
+    def exact(self) -> Generator[None]:
         """Context in which mixtures run expert by expert, which every device supports in fp32."""
         before = getattr(self.model.config, "_experts_implementation", None)
         is_fused = before not in (None, "eager")
@@ -179,7 +181,7 @@ class ProbedHfModel(ProbedModule):
                 self.model.set_experts_implementation(before)
 
     @contextmanager
-    def without_layers(self, layers: Iterable[int]) -> Generator[None, None, None]:
+    def without_layers(self, layers: Iterable[int]) -> Generator[None]:
         """Context in which the model skips these layers: each returns its input."""
         generate: Any = self.model.generate
         # A skipped layer writes nothing to the cache, and layer 1's cache counts positions.
@@ -207,13 +209,13 @@ class ProbedEncoder(ProbedModule):
 
     is_causal = False
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(softcap=cap, is_causal=False))
 
 
 def _attention_inputs(
     probed: ProbedModule, layer: int, x_BTD: Tensor, context: Callable[[Tensor | None, float | None], Context]
-) -> tuple[Tensor, Tensor, Context] | None:
+) -> AttentionInputs | None:
     """Queries and keys as the block's attention function gets them, and `context` of its mask and cap; None if it calls
     none."""
     model: Any = probed.model

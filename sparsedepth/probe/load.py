@@ -40,6 +40,7 @@ from sparsedepth.probe.folder import (
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_types import EXPERTS, TYPES
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.store.run_record import refuse_several_runs
 
 if TYPE_CHECKING:  # of transformers, which a run of ours does not need
@@ -287,7 +288,7 @@ def check_installed(model_type: str) -> None:
         )
 
 
-def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
+def _hf_config(folder: Path, values: Named) -> Any:
     """The config. The kernels are chosen here. A width that heads of their own size (head_dim) do not divide is no
     mistake, though some types refuse it (transformers#46211): it is set afterwards."""
     from transformers import CONFIG_MAPPING

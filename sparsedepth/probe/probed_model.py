@@ -17,6 +17,10 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
+from sparsedepth.model.linear import TensorPair
+
+AttentionInputs = tuple[Tensor, Tensor, Context]
+"""q_BHTK, k_BGTK, and what they see."""
 
 
 class ProbedModel(Protocol):
@@ -47,7 +51,7 @@ class ProbedModel(Protocol):
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         """The final norm of x_L, which the head reads."""
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context] | None:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         """q_BHTK and k_BGTK of a block given its input x_(l-1), as its kernel gets them; head h reads group
         h // (H / G). The weights follow from them, and the context's window, documents and cap (`attention_rows`). None
         of a block without attention, or whose weights these do not give (sinks)."""
@@ -55,14 +59,14 @@ class ProbedModel(Protocol):
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Of a block by name: query, key, value, output, and those of the feed-forward part or of each expert."""
 
-    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1). None if
         the block is no such sum (a norm on the stream itself), or the adapter cannot tell."""
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
 
-    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
         None for a block without experts."""
 
@@ -122,7 +126,7 @@ class ProbedDecoder:
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return self.model.final_norm(x_BTD)
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs:
         block, context = self._block(layer), self._context(x_BTD)
         input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
         return *block.attention.kernel_inputs(input_BTD, context), block.attention.seen(context)
@@ -142,7 +146,7 @@ class ProbedDecoder:
             weights |= {f"shared.{name}": weight for name, weight in _weights(ffn.shared).items()}
         return weights
 
-    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         block = self._block(layer)
         if not block.is_sum:
             return None
@@ -156,7 +160,7 @@ class ProbedDecoder:
         u_BTD = block.after_attention(x_BTD, self._context(x_BTD))
         return block.ffn.hidden(block.branch_input("ffn", u_BTD))
 
-    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+    def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         block = self._block(layer)
         if not isinstance(block.ffn, Experts):
             return None
@@ -167,7 +171,7 @@ class ProbedDecoder:
         return probability_NE.unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     @contextmanager
-    def exact(self) -> Generator[None, None, None]:
+    def exact(self) -> Generator[None]:
         parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts)]
         kernels_before = [part.kernel for part in parts]
         setting = kernels.facts_of(self.model.config, self.device, torch.float32, may_wait=True)

@@ -7,11 +7,11 @@ field. Those that measures make are in `measured.py`, those of training (how a r
 
 import difflib
 from collections import UserDict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from typing import Any, get_args
 
 from sparsedepth.quantities.measured import MEASURED
-from sparsedepth.quantities.quantity import Column, Quantity, Stage, Table
+from sparsedepth.quantities.quantity import Column, Quantity, Row, Stage, Table
 
 # fmt: off
 _RUN = (
@@ -150,7 +150,7 @@ def axis_label(name: str) -> str:
     return quantity(name).axis_label
 
 
-def with_intervals(summary: Mapping[str, Any]) -> Iterator[tuple[Column, Any, tuple[Any, Any] | None]]:
+def with_intervals(summary: Row) -> Iterator[tuple[Column, Any, tuple[Any, Any] | None]]:
     """(column, value, interval or None) for the columns of `runs` with a value, except interval ends."""
     for column in RUNS:
         value = summary.get(column.name)

@@ -14,7 +14,17 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from sparsedepth import plugins
-from sparsedepth.quantities.quantity import OTHER_COLUMNS, Measure, Quantity, RunSizes, Table, columns_of
+from sparsedepth.quantities.quantity import (
+    OTHER_COLUMNS,
+    Measure,
+    Named,
+    Passes,
+    Quantity,
+    RunSizes,
+    Table,
+    Tables,
+    columns_of,
+)
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -29,11 +39,11 @@ COSINE = (-1.0, 1.0)
 SIZE, SQUARED = "activation", "activation²"  # units of the stream's entries
 INCREASE = (-1.0, inf)
 """Range of a relative loss increase: a loss cannot fall below 0."""
-LAYERS: tuple[Table, ...] = ("layers",)
-PAIRS: tuple[Table, ...] = ("pairs",)
-TOKENS: tuple[Table, ...] = ("tokens",)
-DIFFICULTY: tuple[Table, ...] = ("difficulty",)
-RUNS_LAYERS: tuple[Table, ...] = ("runs", "layers")
+LAYERS: Tables = ("layers",)
+PAIRS: Tables = ("pairs",)
+TOKENS: Tables = ("tokens",)
+DIFFICULTY: Tables = ("difficulty",)
+RUNS_LAYERS: Tables = ("runs", "layers")
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
@@ -42,7 +52,7 @@ SAMPLED_FROM = 16
 """Layers from which not all pairs are swapped by default: their number grows with the square."""
 
 
-def _by_layer(sizes: RunSizes) -> tuple[float, float]:
+def _by_layer(sizes: RunSizes) -> Passes:
     return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
 
 
@@ -56,35 +66,35 @@ def pairs_to_swap(n_layers: int, asked: int | None) -> int:
     return min(there, asked or (2 * n_layers if n_layers >= SAMPLED_FROM else there))
 
 
-def _by_pair(sizes: RunSizes) -> tuple[float, float]:
+def _by_pair(sizes: RunSizes) -> Passes:
     pairs = pairs_to_swap(sizes.n_layers, sizes.permutation_pairs)
     return 1 + 2 / 3 * pairs, pairs + 1
 
 
-def _by_range(sizes: RunSizes) -> tuple[float, float]:
+def _by_range(sizes: RunSizes) -> Passes:
     most = _all_pairs(sizes) + sizes.n_layers
     ranges = min(sizes.removal_ranges or most, most)
     return 2 + ranges / 3, ranges + 1
 
 
-def _jointly(sizes: RunSizes) -> tuple[float, float]:
+def _jointly(sizes: RunSizes) -> Passes:
     """Upper bound: all blocks are replaced, one after another."""
     passes = _all_pairs(sizes) + 2 * sizes.n_layers
     return passes, passes
 
 
-def _jacobian(sizes: RunSizes) -> tuple[float, float]:
+def _jacobian(sizes: RunSizes) -> Passes:
     """Without probes: one pass for each dimension at each position, and one for each dimension at all."""
     exact = sizes.stream_width * (sizes.seq_len + 1)
     return 1 + (3 * sizes.jacobian_probes if sizes.jacobian_probes else exact), 0
 
 
-def _traces(sizes: RunSizes, positions: int) -> tuple[float, float]:
+def _traces(sizes: RunSizes, positions: int) -> Passes:
     forks = positions * (sizes.n_layers + 1)
     return 2 + forks / 2, (2 + forks) / sizes.seq_len  # the head reads one position of a sequence
 
 
-def _released_code(sizes: RunSizes) -> tuple[float, float]:
+def _released_code(sizes: RunSizes) -> Passes:
     pairs = _all_pairs(sizes)
     return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
 
@@ -117,10 +127,10 @@ _OURS: tuple[Measure, ...] = (
     RELEASED_CODE := Measure("released_code", _released_code, source=SPARSITY, on_request=True),
 )
 
-SCORE: dict[str, Any] = {"better": "high", "has_interval": True}
-RELATIVE_SCORE: dict[str, Any] = {**SCORE, "is_relative": True}
-LOSS_INCREASE: dict[str, Any] = {**RELATIVE_SCORE, "bounds": INCREASE}
-BY_HEAD: dict[str, Any] = {
+SCORE: Named = {"better": "high", "has_interval": True}
+RELATIVE_SCORE: Named = {**SCORE, "is_relative": True}
+LOSS_INCREASE: Named = {**RELATIVE_SCORE, "bounds": INCREASE}
+BY_HEAD: Named = {
     "tables": ("runs", "layers", "heads"), "has_interval": True, "in_runs": "mean over layers and heads of {}",
 }  # fmt: skip
 

@@ -13,6 +13,11 @@ Named = dict[str, Any]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
+Tables = tuple[Table, ...]
+Passes = tuple[float, float]
+"""Over all blocks, and over the head, for each of measure_tokens tokens."""
+Range = tuple[float, float]
+"""Least and largest value."""
 OTHER_COLUMNS = """
 run_id cell_id model n_layers d_model n_heads n_kv_heads d_ff activation vocab_size seq_len n_experts top_k d_expert
 n_shared_experts n_dense_layers renormalise_gates balance_loss router_z_loss norm mix_frac norm_kind norm_groups
@@ -62,13 +67,13 @@ class Quantity:
     @ is the threshold in a metric's name."""
     unit: str = "1"
     _: KW_ONLY
-    tables: tuple[Table, ...] = ("runs",)
+    tables: Tables = ("runs",)
     measure: str = ""
     """The measure that computes it; '' = recorded in training."""
     source: str = ""
     better: Literal["", "low", "high"] = ""
     """Empty if neither direction is better."""
-    bounds: tuple[float, float] | None = None
+    bounds: Range | None = None
     """Least and largest value; None = those of its unit (`range`)."""
     label: str = ""
     """Its name in figures, if not that of the column; may include the unit."""
@@ -98,7 +103,7 @@ class Quantity:
     type: Literal["DOUBLE", "BIGINT", "VARCHAR"] = "DOUBLE"
 
     @property
-    def range(self) -> tuple[float, float]:
+    def range(self) -> Range:
         return self.bounds or _RANGES.get(self.unit, (0.0, math.inf))
 
     def clipped(self, end: float | None) -> float | None:
@@ -163,7 +168,7 @@ class Quantity:
             )  # fmt: skip
         share = f"share of {self.name} that its largest block carries; 1/n_layers if all are alike"
         centre = f"centre of mass of {self.name} in depth: 0 = all in the first block, 1 = all in the last"
-        fields: dict[str, Any] = {"measure": self.measure, "source": "ours", "bounds": (0, 1), "rows": self.rows}
+        fields: Named = {"measure": self.measure, "source": "ours", "bounds": (0, 1), "rows": self.rows}
         yield Quantity(f"{self.name}_largest_share", share, "share", **fields)
         yield Quantity(f"{self.name}_centre", centre, **fields)
 
@@ -221,8 +226,7 @@ class Measure:
     """A name in the config field `measures`."""
 
     name: str
-    passes: Callable[[RunSizes], tuple[float, float]]
-    """Passes over all blocks, and over the head, for each of measure_tokens tokens."""
+    passes: Callable[[RunSizes], Passes]
     _: KW_ONLY
     source: str = ""
     """Of its quantities, unless they have their own."""

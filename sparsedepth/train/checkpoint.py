@@ -25,6 +25,7 @@ from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
 
 N_KEPT = 2
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Position:
     """of the text or task that its steps read; None in checkpoints from before 2026-11-28"""
 
 
-def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *, keep_all: bool = False) -> None:
+def commit(folder: Path, tensors: Tensors, position: Position, *, keep_all: bool = False) -> None:
     """Write the tensors of `snapshot` and the position, in the leader. With `keep_all`, in a folder
     to which several processes write, older checkpoints stay."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def read(
     return position
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+def write_tensors(path: Path, tensors: Tensors) -> str:
     """Write the tensors atomically and durably; returns the file's SHA-256. Raises OSError."""
     with files.atomic_file(path) as temporary:
         temporary.touch()
@@ -114,12 +115,10 @@ def _tensor_file(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}.safetensors"
 
 
-def snapshot(
-    model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
-) -> dict[str, torch.Tensor]:
+def snapshot(model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False) -> Tensors:
     """The tensors of a checkpoint, on the host; every process must call this, and the leader gets
     them. With `copy` they do not change when training continues."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         gathered = full_tensor(tensor.detach())
@@ -153,7 +152,7 @@ def _is_on_gpu(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyOptimizer) -> None:
+def _restore(tensors: Tensors, model: nn.Module, optimizer: AnyOptimizer) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and _is_on_gpu(model):
         torch.cuda.set_rng_state(tensors["rng.cuda"], _device_of(model))

@@ -260,7 +260,7 @@ class TrainingState:
             checkpoint.commit(folder, tensors, position, keep_all=keep_all)
         self.save_seconds = time.perf_counter() - began
 
-    def _commit(self, folder: Path, tensors: dict[str, Tensor], position: checkpoint.Position) -> None:
+    def _commit(self, folder: Path, tensors: checkpoint.Tensors, position: checkpoint.Position) -> None:
         began = time.thread_time()
         checkpoint.commit(folder, tensors, position)
         self.writer_seconds = time.thread_time() - began

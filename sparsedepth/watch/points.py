@@ -7,7 +7,7 @@ A point's run_id is the hash of name, step and what is known, so the same call a
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sparsedepth.config.load import build
 from sparsedepth.files import write_json
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.probe.folder import read_json
-from sparsedepth.quantities.quantity import WATCHED, Named, Table
+from sparsedepth.quantities.quantity import WATCHED, Named, Row, Table
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
@@ -116,7 +116,7 @@ class Points:
         found: Measurements,
         seconds: float,
         device: str,
-        facts: Mapping[str, Any] = {},
+        facts: Row | None = None,
     ) -> Path:
         run = self.training.run_at(step, measured)
         manifest = {
@@ -125,7 +125,7 @@ class Points:
             "measured_by": code_version(),
             "device": device,
             "measuring_seconds": round(seconds, 3),
-            **facts,
+            **(facts or {}),
         }
         tables: dict[Table, list[Named]] = found.tables()
         return save_imported(self.out, run, self.training.summary_at(step, found), manifest, tables)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.block import Block, Part
-from sparsedepth.model.linear import project
+from sparsedepth.model.linear import TensorPair, project
 from sparsedepth.model.norms import RMSNorm
 
 SINKHORN_STEPS = 20
@@ -81,7 +81,7 @@ class Streams(Coefficients):
         """a_BTn1."""
         return self.coefficients(x_BTnD, 0, 1)
 
-    def residual_map(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
+    def residual_map(self, x_BTnD: Tensor) -> TensorPair:
         """R^T as map_BTmn, with which X' = R^T X + b F, and b_BTn1."""
         z_BTnc = self.coefficients(x_BTnD, 1, self.n + 2)
         return z_BTnc[..., 1:].mT, z_BTnc[..., :1]
@@ -118,7 +118,7 @@ class ManifoldStreams(Streams):
     def weights(self, x_BTnD: Tensor) -> Tensor:
         return torch.sigmoid(super().weights(x_BTnD))
 
-    def residual_map(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
+    def residual_map(self, x_BTnD: Tensor) -> TensorPair:
         z_BTmn, b_BTn1 = super().residual_map(x_BTnD)
         return sinkhorn(z_BTmn.mT).mT, 2 * torch.sigmoid(b_BTn1)
 
