@@ -276,8 +276,7 @@ def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, list[float | None]]
     components_2L = vectors_LL.T[[-1, -2]]
     largest_2 = np.abs(components_2L).round(6).argmax(1)  # rounded, so that ties are resolved alike
     components_2L *= np.sign(components_2L[[0, 1], largest_2])[:, None]
-    shares = values_L[[-1, -2]].clip(0) / values_L.sum()
-    return components_2L, finites(shares)
+    return components_2L, finites(values_L[[-1, -2]].clip(0) / values_L.sum())
 
 
 def _points(

@@ -130,8 +130,7 @@ def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
     # A block with update 0 with and without block s is unaffected: 0, not 0/0. If its update is 0 only with block s,
     # the effect has no scale: undefined.
     effect_RLL = np.where(change_RLL == 0, 0.0, np.where(np.isinf(effect_RLL), np.nan, effect_RLL))
-    later_LL = np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1)
-    return np.where(later_LL, effect_RLL, np.nan)
+    return np.where(np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1), effect_RLL, np.nan)
 
 
 def token_norms(x: Tensor) -> Tensor:

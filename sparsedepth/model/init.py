@@ -83,8 +83,7 @@ def _std(name: str, config: ModelConfig) -> float:
         if config.init == "zero_outputs":
             return 0.0
         layer = int(name.split(".")[1]) + 1
-        branches = {"scaled": 2 * config.n_layers, "depth_scaled": 2 * layer}.get(config.init, 1)
-        shrink = math.sqrt(branches)
+        shrink = math.sqrt({"scaled": 2 * config.n_layers, "depth_scaled": 2 * layer}.get(config.init, 1))
     if is_block:
         shrink *= math.sqrt(config.width_multiplier)
     if is_block and config.norm == "deepnorm" and name.endswith(SHRUNK_BY_DEEPNORM):

@@ -97,8 +97,7 @@ def _swiglu(sorted_SD: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor, end_E: Te
     # The compiler supports grouped_mm in bf16 only.
     can_compile = dtype == torch.bfloat16 or not torch.compiler.is_compiling()
     product = F.grouped_mm if can_compile else torch.compiler.disable(F.grouped_mm)
-    hidden = product(sorted_SD, gate_up_E2FD.to(dtype).transpose(1, 2), offs=end_E)
-    gate, up = hidden.chunk(2, dim=-1)
+    gate, up = product(sorted_SD, gate_up_E2FD.to(dtype).transpose(1, 2), offs=end_E).chunk(2, dim=-1)
     return product(F.silu(gate) * up, down_EDF.to(dtype).transpose(1, 2), offs=end_E)
 
 

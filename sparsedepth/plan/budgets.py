@@ -116,8 +116,7 @@ class _Matching:
         target = amount(reference, definition)
         free = None if config is reference else _free_of(config, definition.free)
         if free:
-            size = _solve(lambda n: _sized(definition, cell, free, n), config, free, target)
-            cell = {**cell, free: size}
+            cell = {**cell, free: _solve(lambda n: _sized(definition, cell, free, n), config, free, target)}
             config = definition.first_run(cell)
         points = grid_points(definition.tune) if definition.tune else ()
         tuned = (definition.first_run({**cell, **point}) for point in points)
@@ -188,8 +187,7 @@ def _mismatch(definition: SweepDefinition, told: str) -> ValueError:
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
     if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
-        config = definition.first_run(cell).model_copy(update={"train_tokens": size})
-        return amount(config, definition)
+        return amount(definition.first_run(cell).model_copy(update={"train_tokens": size}), definition)
     return amount(definition.first_run({**cell, free: size, **ENOUGH}), definition)
 
 

@@ -193,8 +193,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
     the list's `name`, where its blocks are no map of the stream, or head and norm do not give the model's logits."""
     seen, returned = _own_pass(probed, tokens_BT, name)
     for layer, (before, out) in enumerate(seen, start=1):
-        after = _first(out)
-        shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, after)]
+        shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, _first(out))]
         if shapes[0] != shapes[1] or len(shapes[0]) != 3:
             raise ValueError(
                 f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream; {_PASS_ON}"

@@ -59,8 +59,7 @@ def execution(config: RunConfig, results: Path, options: Options) -> Work[Path]:
             if devices.is_leader:
                 with hold(scratch.lock, options.stop, options.heartbeat) as lease:
                     try:
-                        is_missing = devices.broadcast_from_leader(int(not _is_complete(target, scratch)))
-                        if is_missing:
+                        if devices.broadcast_from_leader(int(not _is_complete(target, scratch))):
                             scratch.begin(allocation(options.concurrent_processes * (len(options.stacked_with) + 1)))
                             yield from RunJob(config, scratch, lease, devices, options).run()
                         scratch.delete_leftovers()

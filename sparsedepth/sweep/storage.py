@@ -190,8 +190,7 @@ def hide_url(url: str) -> None:
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         begin = int(fields[45])
-        end = int(fields[46])
-        offset = ctypes.string_at(begin, end - begin).find(url.encode())
+        offset = ctypes.string_at(begin, int(fields[46]) - begin).find(url.encode())
     except (OSError, ValueError, IndexError):  # not Linux
         return
     if offset >= 0:

@@ -184,15 +184,13 @@ class Worker:
         elif self.stop() or scratch.recorded() != before:
             pass  # asked to stop, or it has recorded its failure itself
         elif code == -9 and oom_kills() > kills:  # the kernel counts its own SIGKILLs
-            processes = self.machine.processes_per_run * self.machine.nodes
-            share = -(-config.sequences_per_step // processes)
+            share = -(-config.sequences_per_step // (self.machine.processes_per_run * self.machine.nodes))
             scratch.halve_micro_batch(
                 before.micro_batch or self.machine.runtime.micro_batch or share, "killed by the kernel"
             )
         else:
             said = last_line(scratch.read_log().decode(errors="replace"), "no output")
-            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {said}"
-            scratch.add_failure(reason)
+            scratch.add_failure(f"killed by signal {-code}" if code < 0 else f"exit code {code}: {said}")
 
     def _watch_process(self, configs: list[RunConfig]) -> Generator[None, None, int]:
         """Start the process and wait until it ends; returns its exit code, negative for a signal."""

@@ -98,8 +98,7 @@ def _measured(
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
         optimizer.step()
         optimizer.zero_grad()
-    after = _states(model, first_BT)
-    for layer, (old, new) in enumerate(zip(before, after, strict=True), start=1):
+    for layer, (old, new) in enumerate(zip(before, _states(model, first_BT), strict=True), start=1):
         place = min(1.0, layer / config.n_layers)
         if layer <= config.n_layers:
             yield place, (ACTIVATION, _rms(new))

@@ -153,8 +153,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
         is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
         rule = factors(name, p, config)
         rule = rule._replace(lr=rule.lr * config.lr_factor(name))
-        key = is_muon, decays(name, p, config.weight_decay_on), rule
-        parts.setdefault(key, []).append(p)
+        parts.setdefault((is_muon, decays(name, p, config.weight_decay_on), rule), []).append(p)
     groups = {False: [], True: []}
     for (is_muon, decaying, rule), params in sorted(parts.items(), reverse=True):
         decay = config.weight_decay * rule.decay if decaying else 0.0
