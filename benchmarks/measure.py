@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
-from sparsedepth.measure.derivatives import jacobian_deviation
+from sparsedepth.measure.derivatives import add_jacobian_rows
 from sparsedepth.measure.interventions import add_causal_rows, permutation_effect
 from sparsedepth.measure.measurements import Measurements, Scored
 from sparsedepth.measure.usefulness import add_usefulness_rows
@@ -141,8 +141,8 @@ def rng() -> np.random.Generator:
 def measured(add_rows: Callable[..., None], probed: ProbedDecoder, tokens_BS: Tensor, **more: Any) -> Measurements:
     """The rows that a measure adds, with the default settings."""
     scored, rows = scored_text(tokens_BS), Measurements(step=0)
-    settings = {"config": MeasureOnlyConfig(), "n_tokens": scored.targets.numel(), "rng": rng}
-    add_rows(SimpleNamespace(probed=probed, scored=scored, **settings, **more), rows)
+    settings = {"config": MeasureOnlyConfig(jacobian_probes=N_PROBES), "n_tokens": scored.targets.numel(), "rng": rng}
+    add_rows(SimpleNamespace(probed=probed, scored=scored, inputs=scored.inputs, **settings, **more), rows)
     return rows
 
 
@@ -163,10 +163,11 @@ def our_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> 
 
 def our_jacobian(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> tuple[float, float]:
     """The released form of one block with its standard error (all blocks are measured)."""
-    found = jacobian_deviation(probed, tokens_BS[:, :-1], rng(), N_PROBES)["released"]
-    value = found.by_layer[layer - 1]
+    rows = measured(add_jacobian_rows, probed, tokens_BS).layers
+    names = ("jacobian_deviation_released", "jacobian_deviation_released_se")
+    value, error = ([row["value"] for row in rows if row["metric"] == name][layer - 1] for name in names)
     assert value is not None, "its square is a sum of squares"
-    return value, found.standard_error[layer - 1]
+    return value, error
 
 
 def time_one(function: Callable, *arguments: object) -> tuple[float, np.ndarray]:

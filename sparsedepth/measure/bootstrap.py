@@ -37,14 +37,6 @@ class BootstrapEstimate:
     """mean of the resamples - value: about the bias of the value"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreByLayer:
-    by_layer: list[float | None]
-    score: BootstrapEstimate
-    first: int = 1
-    """layer of the first value: 0 for states, 1 for updates"""
-
-
 Draws = np.random.Generator | int
 """Where resamples come from: a generator, which moves on, or the seed of a kept set of them."""
 
@@ -104,16 +96,6 @@ _kept = functools.lru_cache(maxsize=1)(_drawn)
 def shared_resamples(rng: np.random.Generator, estimate: Callable[..., Any] = bootstrap) -> Callable[..., Any]:
     """`bootstrap`, or `bootstrap_each`, on one set of resamples for all statistics."""
     return functools.partial(estimate, rng=int(rng.integers(2**63)))
-
-
-def profiles(
-    values: dict[str, np.ndarray], statistic: Callable[[np.ndarray], np.ndarray], estimate: Estimator, first: int
-) -> dict[str, ScoreByLayer]:
-    """By name, from arrays [N, L]: the means over sequences, and the statistic of them as the score."""
-    return {
-        name: ScoreByLayer(by_layer=finites(value_NL.mean(0)), score=estimate(statistic, value_NL), first=first)
-        for name, value_NL in values.items()
-    }
 
 
 def identity(mean_R: np.ndarray) -> np.ndarray:

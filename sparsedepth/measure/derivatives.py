@@ -58,7 +58,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, by_pair, finites, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, by_pair, finites, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import batches, by_sequence
 from sparsedepth.probe.probed_model import ProbedModel
@@ -75,22 +75,23 @@ GRAPH_MEMORY = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FormDeviation(ScoreByLayer):
+class FormDeviation:
     """One form of the deviation, from 0: the block is the identity plus a constant; None where noise makes the square
     negative. The score is the mean over layers, None if one is; its interval is over sequences, with fixed probes."""
 
+    by_layer: list[float | None]
+    score: BootstrapEstimate
     standard_error: list[float]
     """of the probes, by layer; 0 if exact"""
     score_standard_error: float
     """of the probes"""
 
 
-def jacobian_deviation(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, n_probes: int | None = 4
-) -> dict[str, FormDeviation]:
+def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
     """All forms for every block, by `n_probes` shared probes or (None) exactly. Costs per block 2 vector-Jacobian
     products for per_token, 2 n_probes for averaged, n_probes for released; exactly, D T for the first two together and
     D for the last, which suits small models only. Raises ValueError for a single probe: it has no standard error."""
+    probed, tokens_NT, rng, n_probes = context.probed, context.inputs, context.rng(), context.config.jacobian_probes
     if n_probes is not None and n_probes < 2:
         raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
     shared_seed_L = rng.integers(2**63, size=probed.n_layers)
@@ -110,8 +111,12 @@ def jacobian_deviation(
             x_BTD = after_BTD
         return [torch.stack(each, dim=1).double() for each in zip(*products, strict=True)]
 
-    parts = batches(probed, tokens_NT, GRAPH_MEMORY)
-    return _summarise(*by_sequence(probed, parts, of_batch, gradients=True), rng, is_exact=n_probes is None)
+    products = by_sequence(probed, batches(probed, tokens_NT, GRAPH_MEMORY), of_batch, gradients=True)
+    for form, deviation in _summarise(*products, rng, is_exact=n_probes is None).items():
+        name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
+        rows.add_profile(name, deviation.by_layer, deviation.score, context.n_tokens)
+        rows.summary[f"{name}_se"] = deviation.score_standard_error
+        rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
 
 
 def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull, Tensor]:
@@ -216,15 +221,6 @@ def _kernel(first_NLPD: np.ndarray, second_NLPD: np.ndarray) -> tuple[np.ndarray
     return kernel_LNN, 2 * off_diagonal_L / (n_probes**2 * max(1, n_probes - 1))
 
 
-def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
-    deviations = jacobian_deviation(context.probed, context.inputs, context.rng(), context.config.jacobian_probes)
-    for form, deviation in deviations.items():
-        name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
-        rows.add_profiles({name: deviation}, context.n_tokens)
-        rows.summary[f"{name}_se"] = deviation.score_standard_error
-        rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
-
-
 def add_jacobian_map_rows(context: MeasureContext, rows: Measurements) -> None:
     """One pass with a graph of all blocks, and from each block two products back to all earlier states."""
     probed = context.probed
@@ -259,9 +255,11 @@ def _states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
     return states
 
 
-def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
+def add_gradient_rows(context: MeasureContext, rows: Measurements) -> None:
     """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one
     backward pass, with a graph of all blocks."""
+
+    probed = context.probed
 
     def squares(part: Scored) -> list[Tensor]:
         states = _states(probed, part.inputs)
@@ -272,15 +270,11 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> 
             grads = torch.autograd.grad(loss, states)
         return [torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1)]
 
-    (square_NL,) = by_sequence(probed, scored.parts(probed, GRAPH_MEMORY), squares, gradients=True)
+    (square_NL,) = by_sequence(probed, context.scored.parts(probed, GRAPH_MEMORY), squares, gradients=True)
 
     def by_layer(square_RL: np.ndarray) -> np.ndarray:
         return np.sqrt(ratio(square_RL, square_RL[:, -1:]))
 
-    score = bootstrap(lambda square_RL: by_layer(square_RL)[:, 0], square_NL, rng=rng)
-    return ScoreByLayer(by_layer=finites(by_layer(square_NL.mean(0)[None])[0]), score=score, first=0)
-
-
-def add_gradient_rows(context: MeasureContext, rows: Measurements) -> None:
-    profile = gradients(context.probed, context.scored, context.rng())
-    rows.add_profiles({"stream_gradient": profile}, context.n_tokens, {"stream_gradient": "gradient_gain"})
+    gain = bootstrap(lambda square_RL: by_layer(square_RL)[:, 0], square_NL, rng=context.rng())
+    norms = finites(by_layer(square_NL.mean(0)[None])[0])
+    rows.add_profile("stream_gradient", norms, gain, context.n_tokens, first=0, called="gradient_gain")

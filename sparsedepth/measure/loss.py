@@ -50,13 +50,13 @@ from sparsedepth.measure.bootstrap import (
     LEVEL,
     BootstrapEstimate,
     Estimator,
-    ScoreByLayer,
+    finites,
     mean_of_last,
-    profiles,
     ratio,
     shared_resamples,
 )
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
+from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.fork import Fork, batches, by_sequence, chunk_size, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.quantity import Named
@@ -138,7 +138,7 @@ def fork_losses(
     base_N2 and changed_NF2, of both. Scaled as in `Scored`: their means over sequences are the losses. For the interval
     of a difference in nat/token use `per_position` with `scored.weight`."""
 
-    def of_part(part: Scored) -> tuple[Tensor, Tensor]:
+    def of_part(part: Scored) -> TensorPair:
         score = partial(sequence_loss, probed, targets_BT=part.targets, scale=scored.scale, accuracy=accuracy)
         states = list(stream(probed, part.inputs))
         (base_B,) = score(states[-1][None])
@@ -210,37 +210,39 @@ TOP = 5
 """Number of most likely tokens compared, or all of a smaller vocabulary."""
 
 
-def early_exit(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+def add_exit_rows(context: MeasureContext, rows: Measurements) -> None:
     """lens_loss and early_exit_loss, by logit lens and through the last block, nat/token; the scores are None without
     other exits than the model's own. One forward pass, L - 1 extra blocks, 2 L heads."""
-    lens_NE, through_NE = by_sequence(
-        probed, scored.parts(probed), lambda part: _exit_losses(probed, part, scored.scale)
-    )
+    probed, scored, last = context.probed, context.scored, context.probed.n_layers
+
+    def losses(part: Scored) -> TensorPair:
+        """Of each sequence: by logit lens [B, L + 1], through the last block [B, L]."""
+        score = partial(sequence_loss, probed, targets_BT=part.targets, scale=scored.scale)
+        lens, through = [], []
+        for layer, x_BTD in enumerate(stream(probed, part.inputs)):
+            lens.append(score(x_BTD[None])[0])
+            if layer < last - 1:
+                through.append(score(probed.block(last, x_BTD)[None])[0])
+        through.append(lens[-1])  # block L of x_(L-1) is x_L
+        return torch.stack(lens, dim=1), torch.stack(through, dim=1)
 
     def mean_increase(loss_RE: np.ndarray) -> np.ndarray:
         return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
 
-    losses = {"lens_loss": lens_NE, "early_exit_loss": through_NE}
-    return profiles(losses, mean_increase, shared_resamples(rng), first=0)
+    found, estimate = by_sequence(probed, scored.parts(probed), losses), shared_resamples(context.rng())
+    for name, loss_NE in zip(("lens_loss", "early_exit_loss"), found, strict=True):
+        increase = estimate(mean_increase, loss_NE)
+        by_exit = finites(loss_NE.mean(0))
+        rows.add_profile(name, by_exit, increase, scored.n_scored, first=0, called=f"{name}_increase")
 
 
-def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
-    """Losses of each sequence: by logit lens [B, L + 1], through the last block [B, L]."""
-    last = probed.n_layers
-    lens, through = [], []
-    for layer, x_BTD in enumerate(stream(probed, part.inputs)):
-        lens.append(sequence_loss(probed, x_BTD[None], part.targets, scale)[0])
-        if layer < last - 1:
-            through.append(sequence_loss(probed, probed.block(last, x_BTD)[None], part.targets, scale)[0])
-    through.append(lens[-1])  # block L of x_(L-1) is x_L
-    return torch.stack(lens, dim=1), torch.stack(through, dim=1)
-
-
-def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+def add_lens_rows(context: MeasureContext, rows: Measurements) -> None:
     """lens_kl (nat) and lens_overlap of layers 0..L. One forward pass and L + 1 heads."""
-    kl_NL, overlap_NL = by_sequence(probed, batches(probed, tokens_NT), partial(_batch_lens, probed))
-    values = {"lens_kl": kl_NL, "lens_overlap": overlap_NL}
-    return profiles(values, lambda value_RL: value_RL[:, :-1].mean(-1), shared_resamples(rng), first=0)
+    probed, estimate = context.probed, shared_resamples(context.rng())
+    found = by_sequence(probed, batches(probed, context.inputs), partial(_batch_lens, probed))
+    for name, value_NL in zip(("lens_kl", "lens_overlap"), found, strict=True):
+        score = estimate(lambda value_RL: value_RL[:, :-1].mean(-1), value_NL)
+        rows.add_profile(name, finites(value_NL.mean(0)), score, context.n_tokens, first=0)
 
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
@@ -257,12 +259,3 @@ def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
         shared_nLK = (top_nLK[..., None] == top_nLK[:, -1:, None]).any(-1)
         parts.append(torch.stack((kl_nL, shared_nLK.double().mean(-1))))
     return torch.cat(parts, dim=1).unflatten(1, tokens_BT.shape).mean(2)
-
-
-def add_exit_rows(context: MeasureContext, rows: Measurements) -> None:
-    profiles = early_exit(context.probed, context.scored, context.rng())
-    rows.add_profiles(profiles, context.scored.n_scored, {name: f"{name}_increase" for name in profiles})
-
-
-def add_lens_rows(context: MeasureContext, rows: Measurements) -> None:
-    rows.add_profiles(lens(context.probed, context.inputs, context.rng()), context.n_tokens)

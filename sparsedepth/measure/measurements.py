@@ -37,7 +37,7 @@ from torch import Tensor
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import ReadHeldOut
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
@@ -158,13 +158,20 @@ class Measurements:
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
             self.layers.append(self._row(metric, value, size, layer=layer))
 
-    def add_profiles(
-        self, profiles: Mapping[str, ScoreByLayer], n: int, scores: Mapping[str, str] | None = None
+    def add_profile(
+        self,
+        name: str,
+        by_layer: Sequence[float | None],
+        score: BootstrapEstimate,
+        n: int,
+        *,
+        first: int = 1,
+        called: str = "",
     ) -> None:
-        """Values by layer, and their scores, under the names in `scores` or their own."""
-        for name, profile in profiles.items():
-            self.add_score((scores or {}).get(name, name), profile.score)
-            self.add_layers(name, profile.by_layer, n, profile.first)
+        """Values by layer from `first` on (0 for states, 1 for updates), and their score, which may have another
+        name."""
+        self.add_score(called or name, score)
+        self.add_layers(name, by_layer, n, first)
 
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, with its interval."""

@@ -49,8 +49,7 @@ by name, or experts chosen per token; here R rows of a chunk."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ import torch.nn.functional as F
 from scipy.special import entr
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finites, identity, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import finites, identity, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.model.attention import attention_rows
 from sparsedepth.model.context import Context
@@ -108,31 +107,15 @@ MAX_WEIGHTS = 2**22
 """Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeadValues:
-    """One quantity; NaN and None if no row defines it (relative entropy and sink of single tokens), and NaN for a block
-    without attention."""
-
-    by_head: np.ndarray
-    """[L, H]"""
-    total: BootstrapEstimate
-    """over layers and heads"""
-    n: int
-    """weights, or rows, per head and layer"""
-
-
-def attention_sparsity(
-    probed: ProbedModel,
-    tokens_NT: Tensor,
-    taus: Sequence[float],
-    relative_taus: Sequence[float],
-    rng: np.random.Generator,
-) -> dict[str, HeadValues]:
+def add_attention_rows(context: MeasureContext, rows: Measurements) -> None:
     """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold, attention_entropy (nat),
-    attention_entropy_rel and attention_sink, of the blocks whose weights are known; nothing without one."""
-    n_sequences, n_tokens = tokens_NT.shape
+    attention_entropy_rel and attention_sink, by head and layer, of the blocks whose weights are known: missing for a
+    block without attention, and where no row defines it (relative entropy and sink of single tokens). The model's
+    shares are at the first threshold."""
+    probed, taus, relative_taus = context.probed, context.config.attention_tau, context.config.attention_rel_tau
+    n_sequences, n_tokens = context.inputs.shape
     n_weights = n_tokens * (n_tokens + 1) // 2 if getattr(probed, "is_causal", True) else n_tokens**2
-    sizes = {
+    sizes = {  # weights, or rows, per head and layer of a sequence
         **dict.fromkeys(_limits(taus, relative_taus), n_weights),
         "attention_entropy": n_tokens,
         "attention_entropy_rel": n_tokens - 1,
@@ -149,15 +132,15 @@ def attention_sparsity(
                 of_layers.append(attention_sums(*inputs, taus=taus, relative_taus=relative_taus))
         return [torch.stack([sums[name] for sums in of_layers], dim=1) for name in sizes if of_layers]
 
-    estimate, values = shared_resamples(rng), {}
-    found = by_sequence(probed, batches(probed, tokens_NT), batch_sums)
-    for (name, size), sum_NLH in zip(sizes.items(), found, strict=False):  # none without any attention
-        value_NlH = sum_NLH / (size or np.nan)
-        total = estimate(identity, value_NlH.mean((1, 2)))
+    estimate, found = shared_resamples(context.rng()), by_sequence(probed, batches(probed, context.inputs), batch_sums)
+    for (name, size), sum_NlH in zip(sizes.items(), found, strict=False):  # none without any attention
+        value_NlH = sum_NlH / (size or np.nan)
         value_LH = np.full((probed.n_layers, value_NlH.shape[2]), np.nan)
         value_LH[[layer - 1 for layer in layers]] = value_NlH.mean(0)
-        values[name] = HeadValues(by_head=value_LH, total=total, n=n_sequences * size)
-    return values
+        if (column := name.partition("@")[0]) not in rows.summary:
+            rows.add_score(column, estimate(identity, value_NlH.mean((1, 2))))
+        rows.add_layers(name, finites(value_LH.mean(1)), n_sequences * size * value_LH.shape[1])
+        rows.add_heads(name, value_LH, n_sequences * size)
 
 
 def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> Named:
@@ -194,24 +177,14 @@ def attention_sums(
     return sums
 
 
-def add_attention_rows(context: MeasureContext, rows: Measurements) -> None:
-    """The model's shares at the first threshold; shares by head and layer at each, named with it."""
-    taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
-    for name, values in attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng()).items():
-        column = name.partition("@")[0]
-        if column not in rows.summary:
-            rows.add_score(column, values.total)
-        rows.add_layers(name, finites(values.by_head.mean(1)), values.n * values.by_head.shape[1])
-        rows.add_heads(name, values.by_head, values.n)
-
-
 NEAR_ZERO = 0.1
 """Threshold relative to the rms of a layer's hidden units, as the first of weight_rel_eps."""
 
 
-def activations(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
+def add_activation_rows(context: MeasureContext, rows: Measurements) -> None:
     """The quantities above of layers 1..L; None for experts, or (units) if all hidden units are 0. Two
     passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
+    probed, tokens_NT = context.probed, context.inputs
     of_layer: dict[int, Any] = defaultdict(float)  # squares and their number
     sums: dict[int, Any] = defaultdict(float)  # of the three shares over tokens, and numbers of tokens
     with probing(probed):
@@ -227,7 +200,10 @@ def activations(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float 
     means = {layer: finites(ratio(*sum_23)) for layer, sum_23 in sums.items()}
     by_layer = [means.get(layer, [None] * 3) for layer in range(1, probed.n_layers + 1)]
     names = ("activation_zeros", "activation_sparsity", "activation_units")
-    return {name: [*values] for name, values in zip(names, zip(*by_layer, strict=True), strict=True)}
+    for name, values in zip(names, zip(*by_layer, strict=True), strict=True):
+        if known := [share for share in values if share is not None]:  # a mixture of experts may have no dense part
+            rows.summary[name] = sum(known) / len(known)
+            rows.add_layers(name, values, context.n_tokens)
 
 
 def _hidden(probed: ProbedModel, tokens_NT: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -238,16 +214,9 @@ def _hidden(probed: ProbedModel, tokens_NT: Tensor) -> Iterator[tuple[int, Tenso
                 yield layer, h_BTF.flatten(0, 1).double()
 
 
-def add_activation_rows(context: MeasureContext, rows: Measurements) -> None:
-    for name, by_layer in activations(context.probed, context.inputs).items():
-        if known := [share for share in by_layer if share is not None]:  # a mixture of experts may have no dense part
-            rows.summary[name] = sum(known) / len(known)
-            rows.add_layers(name, by_layer, context.n_tokens)
-
-
-def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
-    """By name, for layers 1..L, None for a layer without experts; empty for a model without."""
-    layers: dict[int, None] = {}
+def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
+    """For layers 1..L, None for a layer without experts; nothing for a model without."""
+    probed, layers = context.probed, dict[int, None]()
 
     def of_batch(tokens_BT: Tensor) -> list[Tensor]:
         """The share of each expert, for each layer that has them; then the entropies."""
@@ -260,23 +229,22 @@ def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator)
                 entropies.append(torch.special.entr(probability_BTE).sum(-1).mean(1, dtype=torch.float64))
         return loads + entropies
 
-    found = by_sequence(probed, batches(probed, tokens_NT), of_batch)
-    loads, entropies, estimate = found[: len(layers)], found[len(layers) :], shared_resamples(rng)
+    found = by_sequence(probed, batches(probed, context.inputs), of_batch)
+    if not layers:
+        return
+    loads, entropies, estimate = found[: len(layers)], found[len(layers) :], shared_resamples(context.rng())
+    for name, statistic, values in (
+        ("effective_experts", effective_experts, loads),
+        ("expert_load_variation", variation, loads),
+        ("router_entropy", identity, entropies),
+    ):
 
-    def profile(statistic: Callable[[np.ndarray], np.ndarray], values: list[np.ndarray]) -> ScoreByLayer:
-        def mean(*means: np.ndarray) -> np.ndarray:
-            return np.mean([statistic(layer_mean) for layer_mean in means], axis=0)
+        def mean(*means: np.ndarray, of_layer: Any = statistic) -> np.ndarray:
+            return np.mean([of_layer(layer_mean) for layer_mean in means], axis=0)
 
         by_layer = {layer: float(statistic(each.mean(0))) for layer, each in zip(layers, values, strict=True)}
         every = range(1, probed.n_layers + 1)
-        return ScoreByLayer(by_layer=[*map(by_layer.get, every)], score=estimate(mean, *values))
-
-    statistics = {
-        "effective_experts": (effective_experts, loads),
-        "expert_load_variation": (variation, loads),
-        "router_entropy": (identity, entropies),
-    }
-    return {name: profile(*given) for name, given in statistics.items()} if layers else {}
+        rows.add_profile(name, [*map(by_layer.get, every)], estimate(mean, *values), context.n_tokens)
 
 
 def effective_experts(load: np.ndarray) -> np.ndarray:
@@ -287,7 +255,3 @@ def effective_experts(load: np.ndarray) -> np.ndarray:
 def variation(load: np.ndarray) -> np.ndarray:
     """Population standard deviation / mean over the last axis."""
     return load.std(-1) / load.mean(-1)
-
-
-def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
-    rows.add_profiles(expert_use(context.probed, context.inputs, context.rng()), context.n_tokens)

@@ -51,7 +51,7 @@ from sparsedepth.measure.bootstrap import (
     shared_resamples,
 )
 from sparsedepth.measure.loss import fork_losses
-from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
+from sparsedepth.measure.measurements import MeasureContext, Measurements, per_position
 from sparsedepth.measure.variance import batched
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
@@ -182,11 +182,11 @@ def _moments(probed: ProbedModel, fit_NT: Tensor, span: int) -> tuple[list[Tenso
     return [*origins.values()], [sums[index] / fit_NT.numel() for index in origins]
 
 
-def jointly_needed_layers(
-    probed: ProbedModel, fit_NT: Tensor, scored: Scored, threshold: float, rng: np.random.Generator
-) -> BootstrapEstimate:
-    """Its interval is over resamples of sequences, in the chosen order. L (L + 1) / 2 forks at most."""
-    maps = fit_affine(probed, fit_NT)
+def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The jointly needed layers, with an interval over resamples of sequences, in the chosen order. L (L + 1) / 2 forks
+    at most."""
+    probed, scored, threshold = context.probed, context.scored, context.config.needed_threshold
+    maps = fit_affine(probed, context.fit)
     remaining, replaced = list(range(1, probed.n_layers + 1)), {}
     added_KN: list[np.ndarray] = []
     while remaining and (not added_KN or added_KN[-1].mean() <= threshold):
@@ -202,7 +202,8 @@ def jointly_needed_layers(
         n_needed_R = probed.n_layers - np.logical_and.accumulate(within_RK, axis=1).sum(1)
         return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # undefined if a loss is NaN
 
-    return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
+    needed = bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=context.rng())
+    rows.add_score("jointly_needed_layers", needed)
 
 
 def add_span_rows(context: MeasureContext, rows: Measurements) -> None:
@@ -216,9 +217,3 @@ def add_span_rows(context: MeasureContext, rows: Measurements) -> None:
     score = bootstrap(lambda *means: per_position(*means).mean(1), added_NF, weight, rng=context.rng())
     rows.add_score("span_loss_added", score)
     rows.add_layers("span_loss_added", finites(added_NF.mean(0)), context.scored.n_scored, first=2)
-
-
-def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:
-    threshold = context.config.needed_threshold
-    found = jointly_needed_layers(context.probed, context.fit, context.scored, threshold, context.rng())
-    rows.add_score("jointly_needed_layers", found)

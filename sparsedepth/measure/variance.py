@@ -35,11 +35,9 @@ from scipy.special import entr
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import (
-    ScoreByLayer,
     complete_mean,
     finites,
     mean_of_last,
-    profiles,
     ratio,
     shared_resamples,
 )
@@ -47,20 +45,19 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
-BRANCHES = ("attention_variance", "ffn_variance")
 
-
-def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+def add_variance_rows(context: MeasureContext, rows: Measurements) -> None:
     """residual_variance, whose score is v_L; residual_growth, factors per layer, None from a variance of 0 and, as a
     score, for a single layer; attention_variance and ffn_variance, if known. In squared units of the stream."""
-    variance_NL1, *branches = by_sequence(probed, batches(probed, tokens_NT), partial(_variances, probed))
-    by_layer, estimate = variance_NL1.mean(0), shared_resamples(rng)
-    growth = finites(ratio(by_layer[1:], by_layer[:-1]))
-    return {
-        **profiles({"residual_variance": variance_NL1}, lambda value_RL: value_RL[:, -1], estimate, first=0),
-        "residual_growth": ScoreByLayer(by_layer=growth, score=estimate(_growth_rate, variance_NL1)),
-        **profiles(dict(zip(BRANCHES, branches, strict=False)), mean_of_last, estimate, first=1),
-    }
+    probed, n_tokens = context.probed, context.n_tokens
+    variance_NL1, *branches = by_sequence(probed, batches(probed, context.inputs), partial(_variances, probed))
+    by_layer, estimate = variance_NL1.mean(0), shared_resamples(context.rng())
+    last = estimate(lambda value_RL: value_RL[:, -1], variance_NL1)
+    rows.add_profile("residual_variance", finites(by_layer), last, n_tokens, first=0, called="residual_variance_last")
+    growth, rate = finites(ratio(by_layer[1:], by_layer[:-1])), estimate(_growth_rate, variance_NL1)
+    rows.add_profile("residual_growth", growth, rate, n_tokens, called="residual_variance_growth")
+    for name, branch_NL in zip(("attention_variance", "ffn_variance"), branches, strict=False):
+        rows.add_profile(name, finites(branch_NL.mean(0)), estimate(mean_of_last, branch_NL), n_tokens)
 
 
 def _variances(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
@@ -97,15 +94,10 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
     return ratio(variance_RL1[:, -1], variance_RL1[:, 1]) ** (1 / (n_layers - 1))
 
 
-def add_variance_rows(context: MeasureContext, rows: Measurements) -> None:
-    found = residual_variance(context.probed, context.inputs, context.rng())
-    scores = {"residual_variance": "residual_variance_last", "residual_growth": "residual_variance_growth"}
-    rows.add_profiles(found, context.n_tokens, scores)
-
-
-def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
+def add_participation_rows(context: MeasureContext, rows: Measurements) -> None:
     """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None
     without variance. One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
+    probed, tokens_NT = context.probed, context.inputs
     moments: list[Tensor] = []  # of each, means over tokens of the products of (1, x): 1, x and x x^T
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
@@ -123,11 +115,7 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
     ratios, ranks = finites(1 / (share_SD**2).sum(1)), finites(np.exp(entr(share_SD).sum(1)))
     n_states = probed.n_layers + 1
     of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}
-    return of_states | {"update_rank": ranks[n_states:]}
-
-
-def add_participation_rows(context: MeasureContext, rows: Measurements) -> None:
-    for name, values in participation(context.probed, context.inputs).items():
+    for name, values in (of_states | {"update_rank": ranks[n_states:]}).items():
         first = int(name == "update_rank")
         rows.summary[name] = complete_mean(values[1 - first :])
         rows.add_layers(name, values, context.n_tokens, first=first)

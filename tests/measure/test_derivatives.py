@@ -4,6 +4,7 @@ Gradient along depth: blocks that double it, one chain of derivatives at a time,
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from reference import FAMILIES, jacobian_blocks, run_config
 from support.handmade_models import (
     HandMadeModel,
     brackets,
+    by_layer,
     by_pair,
     found_by,
     identity,
     integers,
     normal,
+    profiles,
     rng,
+    score,
     scored_text,
     tokens_per_pass,
 )
@@ -27,12 +31,12 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.derivatives import (
     _summarise,
+    add_gradient_rows,
     add_jacobian_map_rows,
-    gradients,
-    jacobian_deviation,
+    add_jacobian_rows,
 )
 from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.variance import residual_variance
+from sparsedepth.measure.variance import add_variance_rows
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
@@ -40,6 +44,27 @@ from sparsedepth.train.loop import train
 from sparsedepth.train.runtime import resolve
 
 TOKENS = integers(5, 3, 4)
+
+
+def jacobian_deviation(probed, tokens, draws, n_probes):
+    """By form."""
+    rows = found_by(add_jacobian_rows, probed, tokens, draws=draws, jacobian_probes=n_probes)
+    names = {form: "jacobian_deviation" + ("" if form == "per_token" else f"_{form}") for form in FORMS}
+    return {
+        form: SimpleNamespace(
+            by_layer=by_layer(rows, name),
+            standard_error=by_layer(rows, f"{name}_se"),
+            score=score(rows, name),
+            score_standard_error=rows.summary[f"{name}_se"],
+        )
+        for form, name in names.items()
+    }
+
+
+def gradients(probed, scored):
+    return profiles(add_gradient_rows, probed, scored, scores={"stream_gradient": "gradient_gain"})["stream_gradient"]
+
+
 FORMS = ("per_token", "averaged", "released")
 
 
@@ -165,13 +190,10 @@ def test_a_single_probe_is_refused():
         jacobian_deviation(probed, TOKENS, rng(), 1)
 
 
-RNG = np.random.default_rng(0)
-
-
 def test_gradients_along_the_stream_by_hand():
     """x_2 = 3 (2 x_0): by the chain rule g_1 = 3 g_2 and g_0 = 6 g_2. The identity changes nothing."""
     scored = scored_text(integers(20, 3, 9))
-    found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored, RNG)
+    found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored)
     assert found.by_layer == pytest.approx([6, 3, 3, 1], rel=1e-5)
     assert found.score.value == pytest.approx(6, rel=1e-5) and found.score.lo == pytest.approx(6, rel=1e-5)
 
@@ -179,17 +201,17 @@ def test_gradients_along_the_stream_by_hand():
 def test_no_gradient_has_no_ratio():
     """A last block that forgets its input: nothing reaches the others, the gain is 0; a loss of nothing has none."""
     forgets = HandMadeModel([identity, lambda x: 0 * x + 1], normal(20, 8))
-    assert gradients(forgets, scored_text(integers(20, 2, 9)), RNG).by_layer == [0, 0, 1]
+    assert gradients(forgets, scored_text(integers(20, 2, 9))).by_layer == [0, 0, 1]
     scored = Scored(integers(20, 2, 8), torch.full((2, 8), -100))
-    assert gradients(forgets, scored, RNG).by_layer == [None] * 3
+    assert gradients(forgets, scored).by_layer == [None] * 3
 
 
 def test_a_sign_is_seen_by_neither_and_a_turn_by_the_jacobian_alone():
     """x -> -x: as far from the identity as a block of twice the stream, which stays as large, and so does g."""
     probed, scored = HandMadeModel([lambda x: -x] * 2, normal(20, 8)), scored_text(integers(20, 3, 9))
-    assert gradients(probed, scored, RNG).by_layer == pytest.approx([1, 1, 1])
-    assert jacobian_deviation(probed, scored.inputs, RNG, None)["per_token"].by_layer[0] > 1
-    growth = residual_variance(probed, scored.inputs, RNG)["residual_variance"].by_layer
+    assert gradients(probed, scored).by_layer == pytest.approx([1, 1, 1])
+    assert jacobian_deviation(probed, scored.inputs, rng(), None)["per_token"].by_layer[0] > 1
+    growth = by_layer(found_by(add_variance_rows, probed, scored.inputs), "residual_variance")
     assert growth == pytest.approx([growth[0]] * 3)
 
 
@@ -207,7 +229,7 @@ def test_against_one_derivative_per_layer_under_any_budget():
         norms.append(leaf.grad.norm().item())
     for max_tokens in (1, 8192):
         with tokens_per_pass(max_tokens):
-            found = gradients(probed, scored_text(tokens), RNG)
+            found = gradients(probed, scored_text(tokens))
         assert found.by_layer == pytest.approx([norm / norms[-1] for norm in norms], rel=1e-4)
 
 
@@ -217,9 +239,9 @@ def test_batches_of_unequal_scored_positions_add_up():
     inputs, counts = integers(20, 3, 16), torch.tensor([[1], [4], [16]])
     targets = integers(20, 3, 16, seed=1).masked_fill(torch.arange(16) >= counts, -100)
     probed = HandMadeModel([lambda x: x * x], normal(20, 8))
-    whole = gradients(probed, Scored(inputs, targets), RNG)
+    whole = gradients(probed, Scored(inputs, targets))
     with tokens_per_pass(1):
-        parts = gradients(probed, Scored(inputs, targets), RNG)
+        parts = gradients(probed, Scored(inputs, targets))
     assert parts.by_layer == pytest.approx(whole.by_layer, rel=1e-6)
 
 

@@ -18,6 +18,7 @@ from support.handmade_models import (
     integers,
     known,
     normal,
+    profiles,
     rng,
     scored_text,
     tokens_per_pass,
@@ -27,17 +28,26 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.measure import loss as module
 from sparsedepth.measure.bootstrap import shared_resamples
 from sparsedepth.measure.loss import (
+    add_exit_rows,
+    add_lens_rows,
     bits_per_byte,
     by_difficulty,
-    early_exit,
     fork_losses,
     held_out_loss,
-    lens,
     relative_change,
 )
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
+
+
+def lens(probed, tokens):
+    return profiles(add_lens_rows, probed, tokens)
+
+
+def early_exit(probed, scored):
+    increases = {name: f"{name}_increase" for name in ("lens_loss", "early_exit_loss")}
+    return profiles(add_exit_rows, probed, scored, scores=increases)
 
 
 def test_each_position_is_scored_on_the_next_token():
@@ -178,7 +188,7 @@ def test_accuracy_is_over_the_positions_that_count():
 def test_lens_by_hand():
     """Logits ln 2 x (1, 0) after each layer: x_0 = 0 says 1/2, 1/2; x_1 = 1 says 2/3, 1/3; x_2 = 2 says 4/5, 1/5."""
     probed = HandMadeModel([lambda x: x + 1, lambda x: x + 1], torch.zeros(2, 1), torch.tensor([[math.log(2), 0.0]]))
-    found = lens(probed, integers(2, 3, 4), rng())
+    found = lens(probed, integers(2, 3, 4))
     kl = [
         0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2),
         2 / 3 * math.log(2 / 3 / 0.8) + 1 / 3 * math.log(1 / 3 / 0.2),
@@ -193,15 +203,15 @@ def test_lens_by_hand():
 def test_the_five_most_likely_tokens():
     """Layer 0 ranks 8 tokens upwards, the model downwards: tokens 3 and 4 are in both sets of five."""
     probed = HandMadeModel([identity, lambda x: -x], torch.ones(8, 1), torch.arange(8.0)[None])
-    assert lens(probed, integers(8, 2, 3), rng())["lens_overlap"].by_layer == pytest.approx([2 / 5, 2 / 5, 1])
+    assert lens(probed, integers(8, 2, 3))["lens_overlap"].by_layer == pytest.approx([2 / 5, 2 / 5, 1])
 
 
 def test_an_early_prediction_may_be_settled_and_wrong():
     """Blocks that double leave each token's order as it was: the lens sees one opinion, and an early loss is bad."""
     probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
     tokens = torch.tensor([[0, 0, 0, 0]])
-    assert lens(probed, tokens, rng())["lens_kl"].by_layer[0] < 0.05
-    assert known(early_exit(probed, scored_text(tokens), rng())["lens_loss"].by_layer[0]) > 4
+    assert lens(probed, tokens)["lens_kl"].by_layer[0] < 0.05
+    assert known(early_exit(probed, scored_text(tokens))["lens_loss"].by_layer[0]) > 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,7 +224,7 @@ def test_against_plain_softmaxes_under_any_budget(family):
     overlap = [np.mean([len(a & b) / 5 for a, b in zip(top, tops[-1], strict=True)]) for top in tops]
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            found = lens(ProbedDecoder(model), tokens, rng())
+            found = lens(ProbedDecoder(model), tokens)
         assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-5)
         assert found["lens_overlap"].by_layer == pytest.approx(overlap)
         assert brackets(found["lens_kl"].score) and brackets(found["lens_overlap"].score)
@@ -230,7 +240,7 @@ def test_early_exits_by_hand():
     The lens reads 1, 2, 4, 8; through the last block 2, 4, 8."""
     blocks = [lambda x: x + 1, lambda x: x + 2, lambda x: 2 * x]
     probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
-    found = early_exit(probed, scored_text(torch.ones(3, 5, dtype=torch.int64)), rng())
+    found = early_exit(probed, scored_text(torch.ones(3, 5, dtype=torch.int64)))
     cost = {x: math.log(1 + math.exp(x)) for x in (1, 2, 4, 8)}
     assert values(found["lens_loss"]) == pytest.approx([cost[x] for x in (1, 2, 4, 8)], abs=1e-6)
     assert values(found["early_exit_loss"]) == pytest.approx([cost[x] for x in (2, 4, 8)], abs=1e-6)
@@ -245,7 +255,7 @@ def test_against_shorter_models_under_any_budget(family):
     lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            found = early_exit(ProbedDecoder(model), scored_text(tokens), rng())
+            found = early_exit(ProbedDecoder(model), scored_text(tokens))
         assert values(found["lens_loss"]) == pytest.approx(lens, rel=1e-5)
         assert values(found["early_exit_loss"]) == pytest.approx(block, rel=1e-5)
         assert brackets(found["lens_loss"].score) and brackets(found["early_exit_loss"].score)

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import run_config
-from support.handmade_models import by_layer, by_pair, found_by, integers, rng
+from support.handmade_models import by_layer, by_pair, found_by, integers, rng, score
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.measure.bootstrap import shared_resamples
 from sparsedepth.measure.interventions import add_causal_rows, add_removal_rows, permutation_effect
-from sparsedepth.measure.loss import early_exit, fork_losses, held_out_loss
+from sparsedepth.measure.loss import add_exit_rows, fork_losses, held_out_loss
 from sparsedepth.measure.measurements import (
     MeasureContext,
     Scored,
@@ -74,7 +74,7 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
     assert removed(probed, uneven)[1][2, 2] == pytest.approx(dropped, rel=1e-4)
     assert increases(add_causal_rows, "skip_loss_increase", probed, uneven)[1] == pytest.approx(dropped, rel=1e-4)
     assert permutation_effect(probed, uneven, rng())[0][2, 4] == pytest.approx(exchanged, rel=1e-4)
-    lens = early_exit(probed, uneven, rng())["lens_loss"].by_layer
+    lens = increases(add_exit_rows, "lens_loss", probed, uneven)
     assert lens[5] == pytest.approx(base, rel=1e-6)
     assert lens[2] == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
 
@@ -89,7 +89,7 @@ MEASURES = {
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
     "removal": removed,
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),
-    "early_exit": lambda probed, scored: early_exit(probed, scored, rng())["early_exit_loss"].score,
+    "early_exit": lambda probed, scored: score(found_by(add_exit_rows, probed, scored), "early_exit_loss_increase"),
     "skip": partial(increases, add_causal_rows, "skip_loss_increase"),
 }
 
@@ -221,9 +221,9 @@ def test_every_score_with_a_profile_has_its_rows_and_its_columns():
     assert by_name["usefulness_loss_increase"] == [((1,), 3.0), ((2,), 1.0)]
     assert by_name["causal_score"] == [((1,), 0.4), ((1,), 0.2), ((2,), 0.1)]  # of the block that was skipped
     assert by_name["permutation_score"] == [((1, 2), 0.4), ((1, 3), 0.2), ((2, 3), 0.1)]
-    for score in PROFILED:
-        columns = [f"{score.name}_{name}" for name in depth_profile(by_name[score.name], 3)]
-        assert columns == [column.name for column in score.depth_columns()]
-        assert all(IN_RUNS[name].measure == score.measure for name in columns)
+    for own in PROFILED:
+        columns = [f"{own.name}_{name}" for name in depth_profile(by_name[own.name], 3)]
+        assert columns == [column.name for column in own.depth_columns()]
+        assert all(IN_RUNS[name].measure == own.measure for name in columns)
     assert IN_RUNS["causal_score_deep_half"].better == "high" and not IN_RUNS["causal_score_centre"].better
     assert not IN_RUNS["causal_score_deep_half"].stage

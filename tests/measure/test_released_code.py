@@ -14,7 +14,6 @@ from support.handmade_models import (
     integers,
     known,
     normal,
-    rng,
     scored_text,
     tokens_per_pass,
 )
@@ -28,7 +27,7 @@ from sparsedepth.measure.released_code import (
     transpose,
 )
 from sparsedepth.measure.usefulness import add_usefulness_rows, fit_affine
-from sparsedepth.measure.variance import residual_variance
+from sparsedepth.measure.variance import add_variance_rows
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -139,7 +138,7 @@ def test_the_variance_after_the_norm_is_near_1_whatever_the_stream_does():
     probed, tokens = ProbedDecoder(model), integers(40, 4, 16)
     found = known(normalised_last_variance(probed, tokens))
     assert found == pytest.approx(1.0, abs=0.05)
-    assert known(residual_variance(probed, tokens, rng())["residual_variance"].score.value) > 3
+    assert known(found_by(add_variance_rows, probed, tokens).summary["residual_variance_last"]) > 3
     with torch.no_grad():
         model.norm.weight.fill_(2.0)
     assert normalised_last_variance(probed, tokens) == pytest.approx(4 * found, rel=1e-5)

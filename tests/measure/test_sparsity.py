@@ -8,21 +8,32 @@ Expert use: loads worked out by hand, a plain loop over tokens, budgets, dense m
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, attention_weights, expert_loads, run_config
-from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, rng, tokens_per_pass
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    found_by,
+    identity,
+    integers,
+    known,
+    normal,
+    profiles,
+    tokens_per_pass,
+)
 from support.largest_tensor import Largest
 
 from sparsedepth.measure import sparsity as module
 from sparsedepth.measure.sparsity import (
-    activations,
-    attention_sparsity,
+    add_activation_rows,
+    add_attention_rows,
+    add_expert_rows,
     attention_sums,
     effective_experts,
-    expert_use,
     shares,
     variation,
     weight_counts,
@@ -118,31 +129,45 @@ def to_the_first(layer, x_BTD):
     return torch.ones_like(keys), keys
 
 
+def attention_sparsity(probed, tokens, taus, relative_taus):
+    """By name the values by head, their mean, None where undefined, and the number of weights or rows behind each."""
+    rows = found_by(add_attention_rows, probed, tokens, attention_tau=taus, attention_rel_tau=relative_taus)
+    found = {}
+    for name in dict.fromkeys(row["metric"] for row in rows.heads):
+        own = [row for row in rows.heads if row["metric"] == name]
+        by_head = np.array([row["value"] for row in own]).reshape(probed.n_layers, -1)
+        mean = None if np.isnan(by_head.mean()) else by_head.mean()
+        found[name] = SimpleNamespace(by_head=by_head, total=SimpleNamespace(value=mean), n=own[0]["n"])
+    for name in ("attention_entropy", "attention_entropy_rel", "attention_sink"):
+        found[name].total.value = rows.summary[name]
+    return found
+
+
 def test_uniform_attention_has_known_shares_entropies_and_sink():
     """Row i holds i weights 1/i. T = 8: 36 weights; below 0.3 are those of rows 4..8: 4 + 5 + 6 + 7 + 8 = 30.
     H_i = ln i and a_i1 = 1/i: over T = 4 rows ln 24 / 4, and (1/2 + 1/3 + 1/4) / 3. Of one token neither is known."""
     probed = HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform)
-    found = attention_sparsity(probed, integers(5, 2, 8), [0.3, 0.1], [0.9, 1.1], rng())
+    found = attention_sparsity(probed, integers(5, 2, 8), [0.3, 0.1], [0.9, 1.1])
     assert found["attention_sparsity@0.3"].total.value == pytest.approx(30 / 36, abs=1e-12)
     assert found["attention_sparsity@0.1"].total.value == 0.0
     assert found["attention_sparsity_rel@0.9"].total.value == 0.0  # no weight is below 0.9 of what it is
     assert found["attention_sparsity_rel@1.1"].total.value == 1.0
     assert found["attention_sparsity@0.3"].by_head.shape == (3, 2)
     assert found["attention_sparsity@0.3"].n == found["attention_sparsity_rel@1.1"].n == 2 * 36
-    found = attention_sparsity(probed, integers(5, 2, 4), [0.1], [0.5], rng())
+    found = attention_sparsity(probed, integers(5, 2, 4), [0.1], [0.5])
     assert found["attention_entropy"].total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
     assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
     assert found["attention_sink"].total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
     assert found["attention_sink"].by_head.shape == (3, 2)
     assert (found["attention_entropy"].n, found["attention_entropy_rel"].n, found["attention_sink"].n) == (8, 6, 6)
-    single = attention_sparsity(probed, integers(5, 3, 1), [0.1], [0.5], rng())
+    single = attention_sparsity(probed, integers(5, 3, 1), [0.1], [0.5])
     assert (single["attention_entropy_rel"].total.value, single["attention_sink"].total.value) == (None, None)
     assert single["attention_entropy"].total.value == 0.0
 
 
 def test_the_absolute_share_grows_with_length_alone_and_the_relative_one_does_not():
     probed = HandMadeModel([identity], normal(5, 4), queries_keys=uniform)
-    short, long = (attention_sparsity(probed, integers(5, 1, n), [0.05], [0.9], rng()) for n in (20, 80))
+    short, long = (attention_sparsity(probed, integers(5, 1, n), [0.05], [0.9]) for n in (20, 80))
     assert short["attention_sparsity@0.05"].total.value == 0.0
     assert long["attention_sparsity@0.05"].total.value == pytest.approx(1 - (20 * 21) / (80 * 81), abs=1e-12)
     assert short["attention_sparsity_rel@0.9"].total.value == long["attention_sparsity_rel@0.9"].total.value == 0.0
@@ -152,7 +177,7 @@ def test_the_absolute_share_grows_with_length_alone_and_the_relative_one_does_no
 def test_attention_to_one_token_alone(queries_keys, sink):
     """One weight of each row is 1, the other T (T - 1) / 2 are 0."""
     probed = HandMadeModel([identity], normal(5, 4), queries_keys=queries_keys)
-    found = attention_sparsity(probed, integers(5, 1, 9), [1e-3], [0.1], rng())
+    found = attention_sparsity(probed, integers(5, 1, 9), [1e-3], [0.1])
     for name in ("attention_sparsity@0.001", "attention_sparsity_rel@0.1"):
         assert found[name].total.value == pytest.approx(36 / 45, abs=1e-12)
     for name, expected in (("attention_entropy", 0), ("attention_entropy_rel", 0), ("attention_sink", sink)):
@@ -164,7 +189,7 @@ def test_against_a_plain_loop(fields):
     model = Decoder(run_config(init_std=0.4, **fields))
     tokens = integers(40, 2, 12)
     with tokens_per_pass(12):
-        found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5], rng())
+        found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5])
     rows = np.arange(1, 13)[:, None]
     visible = np.tril(np.ones((12, 12), dtype=bool))
     for layer in range(1, 6):
@@ -207,6 +232,10 @@ def test_a_context_of_8192_needs_no_square_of_it():
 
 
 HIDDEN_VF = torch.tensor([[0.0, 0, 3, 4], [0, 0, 0, 0], [1, 1, 1, 1], [0.1, 0, 0, 5]])
+
+
+def activations(probed, tokens):
+    return {name: found.by_layer for name, found in profiles(add_activation_rows, probed, tokens).items()}
 
 
 class HiddenModel(ProbedDecoder):
@@ -278,10 +307,14 @@ def in_turn(x_BTD):
     return torch.nn.functional.one_hot(choice_BT, 4).float(), choice_BT[..., None]
 
 
+def expert_use(probed, tokens):
+    return profiles(add_expert_rows, probed, tokens)
+
+
 def test_collapsed_balanced_and_sure_and_unsure_by_hand():
     collapsed = always([0.25, 0.25, 0.25, 0.25], 2)  # unsure, but always the same choice
     halves = always([0.5, 0.5, 0.0, 0.0], 0, 1)
-    found = expert_use(model_of(collapsed, in_turn, halves, lambda x: None), integers(5, 3, 8), rng())
+    found = expert_use(model_of(collapsed, in_turn, halves, lambda x: None), integers(5, 3, 8))
     assert found["effective_experts"].by_layer == [pytest.approx(1), pytest.approx(4), pytest.approx(2), None]
     assert found["expert_load_variation"].by_layer == [pytest.approx(3**0.5), pytest.approx(0), pytest.approx(1), None]
     assert found["router_entropy"].by_layer == [pytest.approx(math.log(4)), 0.0, pytest.approx(math.log(2)), None]
@@ -301,7 +334,7 @@ def test_against_a_plain_loop_under_any_budget(fields):
     tokens = integers(40, 3, 16)
     for max_tokens in (1, 8192):
         with tokens_per_pass(max_tokens):
-            found = expert_use(ProbedDecoder(model), tokens, rng())
+            found = expert_use(ProbedDecoder(model), tokens)
         for layer in range(1, 6):
             load, entropy = expert_loads(model, tokens, layer)
             assert found["effective_experts"].by_layer[layer - 1] == pytest.approx(effective_experts(np.array(load)))

@@ -33,10 +33,10 @@ from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import (
     NEEDED_AT,
+    add_joint_rows,
     add_usefulness_rows,
     count_needed,
     fit_affine,
-    jointly_needed_layers,
     needed_layers,
     share_above,
 )
@@ -48,6 +48,10 @@ from sparsedepth.quantities import IN_RUNS
 def usefulness(probed, fit, scored, threshold, needed_threshold=0.05, **known):
     settings = {"usefulness_threshold": threshold, "needed_threshold": needed_threshold, **known}
     return found_by(add_usefulness_rows, probed, scored, fit, **settings)
+
+
+def jointly_needed_layers(probed, fit, scored, threshold):
+    return score(found_by(add_joint_rows, probed, scored, fit, needed_threshold=threshold), "jointly_needed_layers")
 
 
 def layer_scores(found, metric):
@@ -255,17 +259,17 @@ def signs(n_blocks: int) -> HandMadeModel:
 def test_of_blocks_that_do_the_same_none_is_needed_alone_and_one_together(n_blocks):
     own_sign = Scored(SIGNS_SCORED.inputs, SIGNS_SCORED.inputs)  # targets of the input's sign
     alone = usefulness(signs(n_blocks), SIGNS_FIT, own_sign, 0.1, needed_threshold=0.02)
-    together = jointly_needed_layers(signs(n_blocks), SIGNS_FIT, own_sign, 0.02, rng())
+    together = jointly_needed_layers(signs(n_blocks), SIGNS_FIT, own_sign, 0.02)
     assert (alone.summary["needed_layers"], together.value) == (0, 1)
-    assert jointly_needed_layers(signs(n_blocks), SIGNS_FIT, own_sign, 0.1, rng()).value == 0
+    assert jointly_needed_layers(signs(n_blocks), SIGNS_FIT, own_sign, 0.1).value == 0
 
 
 def test_what_a_map_can_do_needs_no_block_and_a_threshold_below_zero_all():
     probed, tokens = HandMadeModel([identity, lambda x: x @ normal(4, 4)], normal(50, 4)), integers(50, 5, 20)
     scored = scored_text(integers(50, 5, 21, seed=1))
-    none = jointly_needed_layers(probed, tokens, scored, 0.001, rng())
+    none = jointly_needed_layers(probed, tokens, scored, 0.001)
     assert (none.value, none.lo, none.hi) == (0, 0, 0)
-    assert jointly_needed_layers(probed, tokens, scored, -10.0, rng()).value == 2
+    assert jointly_needed_layers(probed, tokens, scored, -10.0).value == 2
 
 
 def test_the_order_by_a_plain_loop():
@@ -286,7 +290,7 @@ def test_the_order_by_a_plain_loop():
     assert chosen != sorted(chosen)
     for threshold in [*(value + 1e-9 for value in path), 0.0]:
         n_within = [*(value <= threshold for value in path), False].index(False)
-        found = jointly_needed_layers(probed, fit, scored, threshold, rng())
+        found = jointly_needed_layers(probed, fit, scored, threshold)
         assert found.value == 4 - n_within
         assert found.lo is not None and found.hi is not None and found.lo <= found.value <= found.hi
 
@@ -295,7 +299,5 @@ def test_a_loss_that_is_no_number_has_no_count():
     """Token 4, which is scored and not fitted on, starts as NaN."""
     embedding = torch.tensor([[-2.0], [-1.0], [1.0], [2.0], [torch.nan]])
     broken = HandMadeModel([torch.sign] * 2, embedding, torch.tensor([[-1.0, -1.0, 1.0, 1.0, 0.0]]))
-    found = jointly_needed_layers(
-        broken, SIGNS_FIT, scored_text(torch.tensor([[0, 1, 4, 3], [1, 2, 3, 0]])), 0.02, rng()
-    )
+    found = jointly_needed_layers(broken, SIGNS_FIT, scored_text(torch.tensor([[0, 1, 4, 3], [1, 2, 3, 0]])), 0.02)
     assert (found.value, found.lo, found.hi) == (None, None, None)

@@ -11,18 +11,27 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
-from support.handmade_models import HandMadeModel, brackets, ends, identity, integers, rng, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, ends, identity, integers, profiles, tokens_per_pass
 
 from sparsedepth.measure import variance as module
-from sparsedepth.measure.variance import batched, participation, residual_variance
+from sparsedepth.measure.variance import add_participation_rows, add_variance_rows, batched
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
+
+
+def variances(probed, tokens):
+    scores = {"residual_variance": "residual_variance_last", "residual_growth": "residual_variance_growth"}
+    return profiles(add_variance_rows, probed, tokens, scores=scores)
+
+
+def participation(probed, tokens):
+    return {name: found.by_layer for name, found in profiles(add_participation_rows, probed, tokens).items()}
 
 
 def test_a_stream_that_triples_grows_ninefold_in_variance():
     """Each block triples the stream: v_l = 9^l v_0; var(1, 2, 3, 4) = 5/3 with D - 1 in the denominator."""
     probed = HandMadeModel([lambda x: 3 * x] * 4, torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]]))
-    found = residual_variance(probed, torch.tensor([[0, 1], [0, 0]]), rng())
+    found = variances(probed, torch.tensor([[0, 1], [0, 0]]))
     v_0 = (5 / 3 + 0 + 5 / 3 + 5 / 3) / 4  # mean over the four tokens; the constant one varies by nothing
     assert found["residual_variance"].by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
     assert ends(found["residual_growth"].score) == pytest.approx((9.0, 9.0, 9.0), rel=1e-6)  # of every resample
@@ -34,11 +43,11 @@ def test_a_stream_that_triples_grows_ninefold_in_variance():
 
 def test_a_shift_of_the_whole_stream_is_no_variance():
     probed = HandMadeModel([lambda x: x + 10, lambda x: 0 * x], torch.tensor([[1.0, 3.0]]))
-    found = residual_variance(probed, torch.zeros(1, 5, dtype=torch.int64), rng())
+    found = variances(probed, torch.zeros(1, 5, dtype=torch.int64))
     assert found["residual_variance"].by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
     assert found["residual_growth"].score.value == 0.0
     still = HandMadeModel([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]]))
-    again = residual_variance(still, torch.zeros(2, 5, dtype=torch.int64), rng())
+    again = variances(still, torch.zeros(2, 5, dtype=torch.int64))
     assert again["residual_growth"].by_layer == [0.0, None]
     assert ends(again["residual_growth"].score) == (None, None, None)
 
@@ -48,7 +57,7 @@ def test_branches_by_hand():
     probed = HandMadeModel(
         [identity] * 2, torch.tensor([[1.0, 3.0]]), branches=lambda layer, x: (x, torch.full_like(x, 2.0))
     )
-    found = residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng())
+    found = variances(probed, torch.zeros(2, 3, dtype=torch.int64))
     assert found["residual_variance"].by_layer == pytest.approx([2, 8, 32], abs=1e-6)
     assert found["attention_variance"].by_layer == pytest.approx([2, 8], abs=1e-6)
     assert found["attention_variance"].score.value == pytest.approx(5, abs=1e-6)
@@ -59,7 +68,7 @@ def test_growth_is_from_layer_1_on_and_missing_where_it_is_undefined():
     def growth(*factors):
         """Of a stream that each block multiplies: the embedding's own variance does not count."""
         probed = HandMadeModel([lambda x, factor=factor: factor * x for factor in factors], torch.tensor([[1.0, 3.0]]))
-        return residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng())["residual_growth"].score.value
+        return variances(probed, torch.zeros(2, 3, dtype=torch.int64))["residual_growth"].score.value
 
     assert growth(2) is None  # one layer: nothing to grow over
     assert growth(0, 3) is None  # from nothing
@@ -72,7 +81,7 @@ def test_against_the_plain_loop_under_any_budget(family):
     expected = [x.numpy().var(axis=-1, ddof=1).mean() for x in states(model, tokens)]
     for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
-            found = residual_variance(ProbedDecoder(model), tokens, rng())
+            found = variances(ProbedDecoder(model), tokens)
         assert found["residual_variance"].by_layer == pytest.approx(expected, rel=1e-5)
         branches = (found["attention_variance"], found["ffn_variance"])
         for branch, seen in zip(branches, branch_updates(model, tokens, 4), strict=True):
@@ -116,7 +125,7 @@ def test_growth_shifts_and_rotations_change_nothing_and_a_direction_that_takes_o
     one = torch.tensor([5.0] + [1] * 7)
     probed = HandMadeModel([lambda x: x * one, lambda x: x * one], embedding_VD)
     taken = ratios(participation(probed, tokens))
-    variance = residual_variance(probed, tokens, np.random.default_rng(0))["residual_variance"].by_layer
+    variance = variances(probed, tokens)["residual_variance"].by_layer
     assert taken == sorted(taken, reverse=True) and taken[2] == pytest.approx(1, abs=0.1) and taken[0] > 5
     assert variance == sorted(variance)
 

@@ -129,6 +129,7 @@ def found_by(
     fit: Any = None,
     eod: int | None = None,
     bytes_per_token: float | None = None,
+    draws: np.random.Generator | None = None,
     **settings: Any,
 ) -> Measurements:
     """The rows that a measure adds about these sequences, `Scored` or inputs alone."""
@@ -136,7 +137,7 @@ def found_by(
     sequences = {"scored": scored, "inputs": inputs, "n_tokens": 9, "fit": fit, "eod": eod}
     sequences["bytes_per_token"] = bytes_per_token
     rows = Measurements(step=0)
-    add_rows(SimpleNamespace(probed=probed, config=config, rng=rng, **sequences), rows)
+    add_rows(SimpleNamespace(probed=probed, config=config, rng=lambda: draws or rng(), **sequences), rows)
     return rows
 
 
@@ -146,6 +147,21 @@ def by_layer(rows: Measurements, metric: str) -> list[float | None]:
 
 def by_pair(rows: Measurements, metric: str) -> dict[tuple[int, int], float | None]:
     return {(row["layer"], row["other_layer"]): row["value"] for row in rows.pairs if row["metric"] == metric}
+
+
+def profiles(add_rows: Callable[..., None], *given: Any, scores: dict[str, str] | None = None, **settings: Any) -> Any:
+    """By metric, what a measure gives by layer, from the first on, and as a score, which may have another name."""
+    rows = found_by(add_rows, *given, **settings)
+    metrics = dict.fromkeys(row["metric"] for row in rows.layers)
+    names = {metric: (scores or {}).get(metric, metric) for metric in metrics}
+    return {
+        metric: SimpleNamespace(
+            by_layer=by_layer(rows, metric),
+            first=min(row["layer"] for row in rows.layers if row["metric"] == metric),
+            score=score(rows, name) if f"{name}_lo" in rows.summary else None,
+        )
+        for metric, name in names.items()
+    }
 
 
 def score(rows: Measurements, name: str) -> BootstrapEstimate:
