@@ -199,7 +199,7 @@ class TaskArray:
 
     def stuck(self) -> "StuckTasks | None":
         """Tasks of the last array that repeatedly reach their time limit without progress."""
-        counts: dict[str, int] = {}
+        counts = {}
         seconds = 0
         ends = self.ended()
         last_job = max((int(task.partition("_")[0]) for task, _ in ends), default=0)

@@ -219,7 +219,7 @@ def call(*command: str, script: str | None = None, environment: Mapping[str, str
 
 def partition(name: str | None) -> Partition:
     """The partition of this name, or the default one. Raises ValueError if there is none."""
-    partitions: dict[str, Partition] = {}
+    partitions = {}
     default = None
     for line in call("sinfo", "--noheader", "--format=%P|%l|%L").splitlines():
         marked_name, *limits = line.strip().split("|")

@@ -167,7 +167,7 @@ def _moments(probed: ProbedModel, fit_NT: Tensor, span: int) -> tuple[list[Tenso
     """Of each block, or `span` of them, an origin of (x, u), and about it the means over tokens of (1, x) times
     (1, x, u)."""
     width = probed.stream_width
-    origins: dict[int, Tensor] = {}  # of (x, u): without one near their mean, differences of large sums would be lost
+    origins = {}  # of (x, u): without one near their mean, differences of large sums would be lost
     sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
     for tokens_BT in batches(probed, fit_NT):
         window = deque[Tensor](maxlen=span + 1)
@@ -188,7 +188,7 @@ def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, scored, threshold = context.probed, context.scored, context.config.needed_threshold
     maps = fit_affine(probed, context.fit)
     remaining, replaced = list(range(1, probed.n_layers + 1)), {}
-    added_KN: list[np.ndarray] = []
+    added_KN = []
     while remaining and (not added_KN or added_KN[-1].mean() <= threshold):
         forks = [{**replaced, layer: maps[layer - 1]} for layer in remaining]
         base_N, changed_NF = fork_losses(probed, scored, forks)

@@ -98,7 +98,7 @@ def add_participation_rows(context: MeasureContext, rows: Measurements) -> None:
     """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None
     without variance. One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
     probed, tokens_NT = context.probed, context.inputs
-    moments: list[Tensor] = []  # of each, means over tokens of the products of (1, x): 1, x and x x^T
+    moments = []  # of each, means over tokens of the products of (1, x): 1, x and x x^T
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
             states = list(stream(probed, tokens_BT))
@@ -129,7 +129,7 @@ def batched(function: Callable[[Tensor], Tensor], matrices: Sequence[Tensor]) ->
     """`function` of each matrix, applied to stacks of them, which a GPU computes at once. A decomposition that does not
     converge on a GPU is repeated on the CPU, whose LAPACK is more robust."""
     per_call = max(1, BATCH_BYTES // matrices[0].nbytes)
-    results: list[Tensor] = []
+    results = []
     for start in range(0, len(matrices), per_call):
         stacked_nDD = torch.stack([*matrices[start : start + per_call]])
         try:

@@ -44,8 +44,7 @@ class Block(nn.Module):
         self.attention = make_attention(config, layer)
         self.ffn_norm = make_norm(config)
         self.ffn = Experts(config) if has_experts else FeedForward(config)
-        self.layer = layer
-        self.is_scaled = config.depth_scale == "lns"
+        self.layer, self.n_layers, self.depth_scale = layer, config.n_layers, config.depth_scale
         # A buffer, not a float, so that compiled blocks share one graph.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
@@ -81,7 +80,7 @@ class Block(nn.Module):
     def normed(self, name: str, x_BTD: Tensor) -> Tensor:
         """A norm of this block, with LNS times s."""
         x_BTD = getattr(self, name)(x_BTD)
-        return times(x_BTD, self.depth_factor) if self.is_scaled else x_BTD
+        return times(x_BTD, self.depth_factor) if self.depth_scale == "lns" else x_BTD
 
     def finish(self, part: Part, branch_BTD: Tensor) -> Tensor:
         """A branch's output as it is added."""
@@ -111,7 +110,7 @@ class FusedBlock(Block):
     def _norm(self, norm: nn.Module) -> tuple[Tensor, float]:
         """Weight, times s, and eps of a norm."""
         assert isinstance(norm, RMSNorm)
-        return times(norm.weight, self.depth_factor) if self.is_scaled else norm.weight, norm.eps
+        return times(norm.weight, self.depth_factor) if self.depth_scale == "lns" else norm.weight, norm.eps
 
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
         if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):

@@ -78,7 +78,7 @@ def choose(part: Part, requested: str, facts: KernelFacts) -> Choice:
         if obstacle:
             raise ValueError(f"{part}_kernel={requested!r} cannot run: {obstacle.reason}; {obstacle.fix}, or use auto")
         return Choice(requested, "asked for by name")
-    rejected: list[str] = []
+    rejected = []
     for kernel, obstacle_of in OBSTACLES[part].items():
         obstacle = obstacle_of(facts)
         reason = obstacle.reason if obstacle else None

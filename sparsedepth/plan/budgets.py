@@ -13,6 +13,7 @@ state before its decay (`TrainConfig.trunk_key`). Branches of one trunk share it
 to the statistics."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -73,7 +74,7 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
     found = {cell_digest(cell): (cell, matching.of(cell, seeds)) for cell, seeds in cells}
     if not definition.tune_at:
         return [match for _, matches in found.values() for match in matches]
-    matches: list[Match] = []
+    matches = []
     for key, (cell, own) in [*found.items()]:
         at = {**cell, **definition.tune_at}
         if (of_shape := cell_digest(at)) not in found:
@@ -274,15 +275,17 @@ def shared_steps(runs: Sequence[RunConfig], among: Sequence[RunConfig] | None = 
     """For each run the steps that it takes over from the next shorter run of its trunk `among` these, by default the
     runs; 0 if none."""
     trunks = _by_trunk(runs if among is None else among)
-    lengths = {trunk: [config.stable_steps for config in shared] for trunk, shared in trunks.items()}
-    own = [(config.stable_steps, lengths.get((config.trunk_key, config.seed), [])) for config in runs]
-    return [max((steps for steps in others if steps < longest), default=0) for longest, others in own]
+    shared = []
+    for config in runs:
+        others = (other.stable_steps for other in trunks.get((config.trunk_key, config.seed), ()))
+        shared.append(max((steps for steps in others if steps < config.stable_steps), default=0))
+    return shared
 
 
 def _by_trunk(runs: Sequence[RunConfig]) -> dict[tuple[str | None, int], list[RunConfig]]:
     """The runs with a trunk by its key and seed."""
-    trunks: dict[tuple[str | None, int], list[RunConfig]] = {}
+    trunks = defaultdict(list)
     for config in runs:
-        if key := config.trunk_key:
-            trunks.setdefault((key, config.seed), []).append(config)
+        if config.trunk_key:
+            trunks[config.trunk_key, config.seed].append(config)
     return trunks

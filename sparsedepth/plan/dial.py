@@ -34,7 +34,7 @@ def rungs(number: int) -> list[Rung]:
         raise ValueError(
             f"--ladder {number}: give {MIN_RUNGS} to {MAX_RUNGS} sizes, each of twice the compute of the one before"
         )
-    found: list[Rung] = []
+    found = []
     budget = 0.0
     for n_layers in range(FIRST, FIRST + number):
         d_model = PER_LAYER * n_layers

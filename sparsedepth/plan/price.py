@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
@@ -231,12 +230,14 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
 
 def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
     """Size of token shards: 2 bytes per token, or 4 if the vocabulary exceeds 65,536; none for tasks."""
-    texts: dict[tuple[Any, ...], tuple[int | None, int]] = {}
-    for config in (config for config in runs if kind_of(config.corpus) is not TASK):
-        key = (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens)
-        texts[key] = (config.max_corpus_tokens, 2 if config.vocab_size <= 2**16 else 4)
-    sizes = [tokens and tokens * width for tokens, width in texts.values()]
-    return None if None in sizes else sum(size for size in sizes if size)
+    texts = {
+        (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens): config
+        for config in runs
+        if kind_of(config.corpus) is not TASK
+    }
+    tokens = [(config.max_corpus_tokens, 2 if config.vocab_size <= 2**16 else 4) for config in texts.values()]
+    known = [number * width for number, width in tokens if number is not None]
+    return sum(known) if len(known) == len(tokens) else None
 
 
 def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConfig]:
@@ -250,8 +251,7 @@ def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunC
     """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
     rows = read_columns(results, facts, damaged=[]) if results and results.is_dir() else {}
-    times = defaultdict[str, list[float]](list)
-    peaks = defaultdict[str, list[float]](list)
+    times, peaks = (defaultdict[str, list[float]](list) for _ in range(2))
     for run in runs:
         row = rows.get(run.run_id)
         if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:

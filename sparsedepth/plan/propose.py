@@ -34,15 +34,13 @@ def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistributio
 
 
 def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """The distribution of each field that a trial has."""
-    return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
-
-
-def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """The distribution of each field that a cell of a grid sets. Numbers become ranges, since an extended definition
-    may add values and Optuna cannot change a parameter's choices."""
+    """The distribution of each field that a trial has: of a sampler its axes, and of a grid each field that a cell
+    sets. There numbers become ranges, since an extended definition may add values and Optuna cannot change a
+    parameter's choices."""
+    if definition.adaptive:
+        return axis_distributions(definition)
     axes = {name: axis for part in (*definition.zip, definition.space) for name, axis in part.items()}
-    intervals = {name: axis for name, axis in axes.items() if isinstance(axis, Interval)}
+    found = {name: _interval(axis) for name, axis in axes.items() if isinstance(axis, Interval)}
     values: dict[str, list[Any]] = {name: axis for name, axis in axes.items() if not isinstance(axis, Interval)}
     for cell in (*definition.variants_and_cells, definition.tune_at):
         for name, value in cell.items():
@@ -53,13 +51,12 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
             lower = extended(lower, lower[0])
             higher = extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
-    distributions = {name: _interval(axis) for name, axis in intervals.items()}
-    distributions |= {name: _choices(field_values) for name, field_values in values.items()}
+    found |= {name: _choices(field_values) for name, field_values in values.items()}
     solved = {definition.free, "d_expert"} - {*values} if definition.free else set()
     solved |= {*WIDTH} - {*values} if definition.same_params_blocks else set()
     for name in (*solved, *["train_tokens"] * bool(definition.branch_at)):
-        distributions[name] = IntDistribution(1, LARGEST_SIZE)
-    return distributions
+        found[name] = IntDistribution(1, LARGEST_SIZE)
+    return found
 
 
 def _choices(values: list[Any]) -> BaseDistribution:
@@ -101,7 +98,7 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
         if definition.sampler == "qmc":
             sampler = optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
         study = optuna.create_study(sampler=sampler)
-    cells: dict[str, Cell] = {}
+    cells = {}
     for _ in range(definition.n_trials):
         trial = study.ask(axes)
         study.tell(trial, 0.0)

@@ -70,14 +70,17 @@ class PlannedRun:
         return cost(self.config).train_flops(self.config.train_tokens)
 
 
+Placed = tuple[tuple[float, float], PlannedRun]
+"""A run, after its place in the order."""
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What is to be run of a cell, and the losses from which that follows."""
 
     losses: dict[str, float | None]
     """run_id -> loss"""
-    runs: list[tuple[tuple[float, float], PlannedRun]]
-    """each with its place in the order"""
+    runs: list[Placed]
     best: GridPoint
     is_final: bool
 
@@ -129,9 +132,8 @@ class Plan:
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
         if self.definition.adaptive:
-            assert self.definition.n_trials is not None
             seeds = self.definition.seeds
-            return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials)]
+            return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials or 0)]
         return [planned.task for planned in self.runs(loss_of)]
 
     def configs(self, loss_of: LossOf = no_results) -> dict[str, RunConfig]:
@@ -140,7 +142,7 @@ class Plan:
 
     def runs(self, loss_of: LossOf = no_results) -> list[PlannedRun]:
         """All known runs, in the order in which they should start; none for an adaptive sampler."""
-        runs: dict[str, tuple[tuple[float, float], PlannedRun]] = {}
+        runs: dict[str, Placed] = {}
         for tuned in self._cells(loss_of):
             for placed in tuned.runs:
                 runs.setdefault(placed[1].run_id, placed)
@@ -253,7 +255,7 @@ class Plan:
         assert definition.n_trials is not None
         n_drawn = min(definition.n_trials, PRICED_PROPOSALS)
         cells = proposals(definition.model_copy(update={"sampler": "random", "n_trials": n_drawn}))
-        feasible: list[RunConfig] = []
+        feasible = []
         for cell in cells:
             with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
                 config = definition.first_run(cell)

@@ -158,8 +158,8 @@ class ProbedModule:
 
     def _record_calls(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
         """x_0 and the calls of all blocks, from a forward pass in which each returns its input."""
-        inputs: list[Tensor] = []
-        calls: list[Call] = []
+        inputs = []
+        calls = []
 
         def note(layer: int, x_BTD: Tensor, args: tuple[Any, ...], named: Named) -> Tensor:
             inputs.append(x_BTD)  # x_0, since no block changes it
@@ -211,7 +211,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
 def _own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[tuple[Any, Any]], Any]:
     """What each block was given and gave in the module's own pass, and what the module returned. Raises ValueError
     where it cannot be run, or where blocks do not run in the order of their list."""
-    seen: list[tuple[int, Any, Any]] = []
+    seen = []
 
     def note(layer: int, module: nn.Module, args: tuple[Any, ...], named: Named, out: Any) -> None:
         seen.append((layer, apart(args, named)[0], out))

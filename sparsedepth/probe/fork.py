@@ -9,6 +9,7 @@ instead of a full forward pass per intervention. Weights are never modified.
 Shapes: F forks."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -165,9 +166,9 @@ def _run_group(
 
 def _advance(probed: ProbedModel, layer: int, forks: Sequence[Fork], x_FBTD: Tensor) -> Tensor:
     """The state of each fork after `layer`: forks with the same change there run as one batch."""
-    rows_by_change: dict[Change, list[int]] = {}
+    rows_by_change = defaultdict(list)
     for row, fork in enumerate(forks):
-        rows_by_change.setdefault(fork.get(layer, layer), []).append(row)
+        rows_by_change[fork.get(layer, layer)].append(row)
     after_FBTD = torch.empty_like(x_FBTD)
     for change, rows in rows_by_change.items():
         x_BTD = x_FBTD[rows].flatten(0, 1)

@@ -125,7 +125,7 @@ class ProbedHfModel(ProbedModule):
 
     def _capture(self, layer: int, x_BTD: Tensor, module: nn.Module) -> tuple[Any, Any]:
         """Input and output of a module inside the block, captured while the block runs."""
-        calls: list[tuple[Any, Any]] = []
+        calls = []
         hook = module.register_forward_hook(lambda module, args, output: calls.append((args[0], output)))
         try:
             self.block(layer, x_BTD)

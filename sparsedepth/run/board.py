@@ -41,7 +41,7 @@ def measure_models(
         weights = f"{loaded.weights_hash} {loaded.facts.family}"  # another type makes another model of them
         return ledger.measured(name, loaded, weights, lambda: _measure(loaded, file, out, measuring, stopwatch))
 
-    keys: dict[str, str] = {}
+    keys = {}
     for name, entry in entries.items():
         folder = local_path(entry.name)
         keys[name] = digest([entry.model_dump(), files_key(folder) if folder.is_dir() else None])

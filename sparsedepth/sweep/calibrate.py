@@ -128,7 +128,7 @@ def _seconds(work: Callable[[], None], runtime: Runtime) -> float:
 
     work()
     wait()
-    seconds: list[float] = []
+    seconds = []
     while len(seconds) < STEPS or sum(seconds) < SECONDS:
         started = time.perf_counter()
         work()

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.ngram_losses import losses_ahead
 from sparsedepth.plan.tasks import Plan, first_proposal
@@ -71,8 +70,6 @@ class Driver:
     """called a few times a second with the state of every run"""
     on_note: Callable[[str], None] = lambda text: None
     """called with what is known of the text before the first run"""
-    definition: SweepDefinition = field(init=False)
-    results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
         self.definition = self.plan.definition
@@ -83,7 +80,7 @@ class Driver:
         self._failed_in_a_row: list[RunState] = []
         self._named: set[str] = set()
         """leases of the stopped processes of which a warning was given"""
-        self._connection_retry = storage.ConnectionRetry()
+        self._connection_retry = storage.ConnectionRetry(self.stop)
         numbers = range(self.machine.workers)
         self._workers = [Worker(self.machine, self.results_index, self._is_ending, number) for number in numbers]
 
@@ -152,7 +149,7 @@ class Driver:
             except storage.errors() as error:
                 if self.stop():
                     raise
-                self._connection_retry.wait(error, self.stop)
+                self._connection_retry.wait(error)
 
     def _compare_packages(self) -> None:
         """Warn if installed packages differ from those of the complete runs; with `same_packages` raise ValueError."""
@@ -168,7 +165,7 @@ class Driver:
         runs = [*self._runs().values()] or [first_proposal(self.definition)]
         names = {name for section in (DataConfig, TaskConfig, MeasureConfig) for name in section.model_fields}
         names |= {"vocab_size", "seq_len", "batch_tokens"}
-        first_of: dict[str, RunConfig] = {}
+        first_of = {}
         for config in runs:
             first_of.setdefault(config.model_dump_json(include=names), config)
         for number, config in enumerate(first_of.values()):
@@ -251,7 +248,7 @@ class Driver:
             try:
                 worker.advance()
             except storage.errors() as error:
-                self._connection_retry.wait(error, self.stop)
+                self._connection_retry.wait(error)
         return any(worker.is_idle for worker in busy)
 
     def _assign_tasks(self, queue: Queue, idle: list[Worker]) -> bool:
@@ -273,7 +270,7 @@ class Driver:
         except Stopped:  # while another process held the queue; our own runs are waited for
             return True
         except storage.errors() as error:
-            self._connection_retry.wait(error, self.stop)
+            self._connection_retry.wait(error)
             return True
 
     def _name_stopped(self, queue: Queue) -> None:

@@ -156,7 +156,7 @@ def gpu_name(gpu: str) -> str:
 
 def parse_gpus(text: str) -> list[int]:
     """'0-3,6' -> [0, 1, 2, 3, 6]. Raises ValueError."""
-    numbers: list[int] = []
+    numbers = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -135,7 +135,7 @@ def delete_leftovers(results: Path) -> None:
 
 def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
     """Delete the trunks of which every run is complete."""
-    trunks: dict[Path, bool] = {}
+    trunks = {}
     for config in runs:
         if folder := trunk_folder(results, config):
             is_complete = run_record.is_complete(run_record.run_folder(results, config.run_id))

@@ -201,9 +201,10 @@ def hide_url(url: str) -> None:
 class ConnectionRetry:
     """Waits for a database that does not answer, at growing intervals, with one warning."""
 
+    stop: Callable[[], bool]
     _lost_since: float | None = None
 
-    def wait(self, error: Exception, stop: Callable[[], bool]) -> None:
+    def wait(self, error: Exception) -> None:
         """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""
         now = time.monotonic()
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
@@ -220,7 +221,7 @@ class ConnectionRetry:
             )
         if now > self._lost_since + RETRY_SECONDS:
             raise error
-        time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
+        time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not self.stop() else 0.0)
 
     def reset(self) -> None:
         """Call when the database has answered."""

@@ -13,7 +13,7 @@ Proposals without any run (infeasible ones) leave no folder, and are proposed ag
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -125,12 +125,12 @@ class Queue:
         tasks = self.tasks()
         trials = self.study.get_trials(deepcopy=False, states=OPEN)
         planned = {task.key for task, _ in tasks}
-        leases = self._leases(trials, taken)
+        now = last_heartbeat(lease_path(self.index.results, self.lease_id))  # by the folder's clock
         held = dict[str, str]()
         lost = dict[str, tuple[Task, FrozenTrial | None]]()
         for trial, task in ((trial, task) for trial in trials if (task := task_of(trial))):
-            if trial.number in leases:
-                held[task.key] = leases[trial.number]
+            if self._is_taken(trial, taken, now):
+                held[task.key] = trial.user_attrs["lease"]
             elif task.key in planned:
                 lost[task.key] = task, trial
             else:
@@ -140,18 +140,12 @@ class Queue:
         new = (task for task, state in tasks if state is None and self._begun[task.key] < MAX_ROUNDS)
         return [*lost.values(), *((task, None) for task in new if task.key not in held and task.key not in lost)]
 
-    def _leases(self, trials: Sequence[FrozenTrial], taken: Collection[int]) -> dict[int, str]:
-        """Number of each trial in the hands of a living process -> its lease."""
-        results = self.index.results
-        leases = dict[int, str]()
-        now = last_heartbeat(lease_path(results, self.lease_id))  # by the folder's clock: this machine's may be wrong
-        for trial in trials:
-            lease = trial.user_attrs.get("lease")
-            if trial.state == TrialState.RUNNING and lease is not None:
-                is_own = lease == self.lease_id
-                if trial.number in taken if is_own else is_held(lease_path(results, lease), now):
-                    leases[trial.number] = lease
-        return leases
+    def _is_taken(self, trial: FrozenTrial, taken: Collection[int], now: float | None) -> bool:
+        """Whether a trial is in the hands of a living process. `now`: this machine's clock may be wrong."""
+        lease = trial.user_attrs.get("lease")
+        if trial.state != TrialState.RUNNING or lease is None:
+            return False
+        return trial.number in taken if lease == self.lease_id else is_held(lease_path(self.index.results, lease), now)
 
     def _begin(self, task: Task, lost: FrozenTrial | None) -> optuna.Trial | None:
         """Take over a lost trial, or make one; it always has a lease before it runs. None if another process has
@@ -171,11 +165,12 @@ class Queue:
             if made.state != TrialState.RUNNING:
                 return None
         seed = int(digest([task.proposal_index])[:8], 16)
-        sampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
+        drawn, samplers = random_proposals(self.definition), optuna.samplers
+        sampler = samplers.RandomSampler(seed=seed)  # not used: the cells are known
         if self.definition.sampler == "tpe":
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(self.definition))
+            sampler = samplers.TPESampler(seed=seed, n_startup_trials=drawn)
         elif self.definition.sampler == "nsga2":
-            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(self.definition))
+            sampler = samplers.NSGAIISampler(seed=seed, population_size=drawn)
         # A new study object, since Optuna's caches the trials that it saw.
         study = optuna.load_study(study_name=self.study.study_name, storage=storage, sampler=sampler)
         return optuna.Trial(study, trial_id)
@@ -189,8 +184,7 @@ class Queue:
             own = [trial for trial in trials if (other := task_of(trial)) and other.key == task.key]
             params = next((trial.params for trial in own if trial.state in SETTLED), {})
             if not params and (repeats := sum("repeats" in trial.user_attrs for trial in own)):
-                tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
-                point = untried(self.definition, tried, [task.proposal_index, repeats])
+                point = untried(self.definition, cells_of(trials), [task.proposal_index, repeats])
                 if point is None:
                     attributes["infeasible"] = "every point of the space has already been proposed"
                     excess = {"buildable": 1.0}
@@ -220,10 +214,10 @@ class Queue:
     def _add_proposals(self, trials: Sequence[FrozenTrial]) -> None:
         """Add an unused proposal for each cell whose runs are all finished, or one of them pruned."""
         definition = self.definition
-        known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+        known = cells_of(trials)
         used = {task.proposal_index for trial in trials if (task := task_of(trial))}
         unused = [index for index in range(definition.n_trials or 0) if index not in used]
-        cells: dict[str, dict[int, ConfigAndSummary]] = {}
+        cells = {}
         for config, summary in self._finished() if unused else ():
             cell = cell_of(definition, config)
             if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
@@ -282,6 +276,11 @@ def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
     return Task(**content) if content else None
 
 
+def cells_of(trials: Iterable[optuna.Trial | FrozenTrial]) -> set[str]:
+    """The digests of the cells of those that have one."""
+    return {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+
+
 def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> list[RunConfig]:
     """The runs of a trial: the task's own cell, passed to Optuna as parameters, or the sampler's proposal.
 
@@ -293,7 +292,7 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
     trial.set_user_attr("cell", cell)
     check_repeat(trial, task)
     infeasible = "it is excluded" if task.cell is None and definition.is_excluded(cell) else ""
-    configs: list[RunConfig] = []
+    configs = []
     if not infeasible:
         try:
             configs = [definition.run_config(cell, seed) for seed in task.seeds]
@@ -334,12 +333,11 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
     """Raises RepeatError if an earlier proposal has the same cell; also called after the runs, of which two may tie."""
     if task.cell is not None:
         return
-    cell = cell_digest(trial.user_attrs["cell"])
+    cell = cells_of([trial])
     for other in trial.study.get_trials(deepcopy=False)[: trial.number]:
         other_task = task_of(other)
-        other_cell = other.user_attrs.get("cell")
         counts = other_task and other_task.key != task.key and other.state != TrialState.FAIL
-        if counts and other_cell is not None and cell_digest(other_cell) == cell:
+        if counts and cells_of([other]) == cell:
             trial.set_user_attr("repeats", f"trial {other.number} is the same")
             raise RepeatError
 
@@ -349,8 +347,7 @@ def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Seque
     means = means_of(definition, summaries)
     for name, mean in means.items():
         trial.set_user_attr(name, mean)
-    missing = [name for name in definition.objectives if name not in means]
-    if missing:
+    if missing := [name for name in definition.objectives if name not in means]:
         raise optuna.TrialPruned(f"{', '.join(missing)} missing: a run diverged, or could not be scored")
     return [means[name] for name in definition.objectives]
 

@@ -236,7 +236,7 @@ class Worker:
 
 def _all_of(runs: Sequence[Generator[None, None, Fields]]) -> Generator[None, None, list[Fields]]:
     """Wait for several runs; returns their summaries. If one raises, the others are closed."""
-    summaries: dict[int, Fields] = {}
+    summaries = {}
     try:
         while True:
             for number, run in enumerate(runs):

@@ -70,7 +70,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
     """The loss to minimise, its cross-entropy, and the mean balance loss (NaN without experts).
     `backward` weights all three by the scored positions of a part, so where rows are scored
     unevenly (pairs) the router losses depend on the parts."""
-    router_losses: list[Tensor] = []
+    router_losses = []
     entropy, _ = model.cross_entropy(model.hidden(inputs_BT, router_losses), targets_BT)
     if not router_losses:
         return entropy, entropy.detach(), torch.full_like(entropy.detach(), math.nan)

@@ -23,6 +23,7 @@ same while heads keep their size.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -78,9 +79,7 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step_group(self, group: Named) -> None:
         """One step of a group: momentum, decay, then the matrices of each shape in batches."""
-        weights: list[Tensor] = []
-        grads: list[Tensor] = []
-        momenta: list[Tensor] = []
+        weights, grads, momenta = [], [], []
         self._init_group(group, weights, grads, momenta)
         if not weights:
             return
@@ -88,9 +87,9 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, momenta, group["momentum"])
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        by_shape = defaultdict(list)
         for weight, update in zip(weights, updates, strict=True):
-            by_shape.setdefault(weight.shape, []).append((weight, update))
+            by_shape[weight.shape].append((weight, update))
         for shape, pairs in by_shape.items():
             lr = 0.2 * math.sqrt(max(shape)) * group["lr"]
             per_batch = max(1, BATCH_BYTES // (2 * shape.numel()))
@@ -148,12 +147,12 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
     """The optimizer of a run, with groups by decay and factors; `lr_factor` multiplies the rate."""
-    parts: dict[tuple[bool, bool, Factors], list[nn.Parameter]] = {}
+    parts = defaultdict(list)
     for name, p in model.named_parameters():
         is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
         rule = factors(name, p, config)
         rule = rule._replace(lr=rule.lr * config.lr_factor(name))
-        parts.setdefault((is_muon, decays(name, p, config.weight_decay_on), rule), []).append(p)
+        parts[is_muon, decays(name, p, config.weight_decay_on), rule].append(p)
     groups = {False: [], True: []}
     for (is_muon, decaying, rule), params in sorted(parts.items(), reverse=True):
         decay = config.weight_decay * rule.decay if decaying else 0.0

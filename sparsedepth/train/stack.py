@@ -93,13 +93,13 @@ def train_together(
 ) -> list[Result | Exception]:
     """Run every generator to its end, at most `size` (auto: all) as one model; returns each one's return value or
     exception."""
-    results: dict[int, Result | Exception] = {}
+    results = {}
     stacks = _Stacks(size if isinstance(size, int) else len(runs))
     with contextlib.ExitStack() as cleanup:
         for run in runs:
             cleanup.enter_context(contextlib.closing(run))
         while len(results) < len(runs):
-            states: dict[int, TrainingState] = {}
+            states = {}
             for number, run in enumerate(runs):
                 if number not in results:
                     with clocks[number]:

@@ -16,7 +16,7 @@ from sparsedepth.config.load import build
 from sparsedepth.files import write_json
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.probe.folder import read_json
-from sparsedepth.quantities.quantity import WATCHED, Named, Row, Table
+from sparsedepth.quantities.quantity import WATCHED, Named, Row
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
@@ -127,5 +127,4 @@ class Points:
             "measuring_seconds": round(seconds, 3),
             **(facts or {}),
         }
-        tables: dict[Table, list[Named]] = found.tables()
-        return save_imported(self.out, run, self.training.summary_at(step, found), manifest, tables)
+        return save_imported(self.out, run, self.training.summary_at(step, found), manifest, found.tables())

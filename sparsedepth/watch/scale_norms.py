@@ -28,11 +28,11 @@ def scale_norms(
     if scale != "lns":
         raise ValueError(f"scale={scale!r} is not known; the only one is 'lns'")
     module = original(model)
-    found: list[tuple[str, int, Any]] = []
+    found = []
     names = {part: name for name, part in module.named_modules()}
     for layer, block in enumerate(blocks_of(module, layers), start=1):
         of_stream = (part for name, part in block.named_modules() if _is_norm(part) and not _OF_ATTENTION.search(name))
-        sizes: dict[Any, int] = {part: part.weight.numel() for part in of_stream}
+        sizes = {part: part.weight.numel() for part in of_stream}
         width = getattr(getattr(module, "config", None), "hidden_size", max(sizes.values(), default=0))
         found += [(names[part], layer, part) for part, size in sizes.items() if size == width]
     if not found:

@@ -8,7 +8,7 @@ from support.made_up_runs import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.propose import known_distributions
+from sparsedepth.plan.propose import distributions
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
@@ -53,7 +53,7 @@ def test_a_study_has_room_for_every_extension():
     """0.001 to 0.004, twice halved or doubled: what Optuna is told before any run."""
     grid = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}, "tuning_seeds": [5], "seeds": [0], "tune_extensions": 2}
     fields = {"name": "s", "question": "q", "hypothesis": "h", "space": {"n_layers": [2, 3]}, **grid}
-    lr = known_distributions(build(SweepDefinition, fields, "s"))["lr"]
+    lr = distributions(build(SweepDefinition, fields, "s"))["lr"]
     assert (lr.low, lr.high) == (0.00025, 0.016)
 
 

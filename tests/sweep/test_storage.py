@@ -281,15 +281,19 @@ def test_of_two_sweeps_that_claim_a_fresh_folder_at_one_moment_one_is_refused(tm
 
 
 def test_a_database_that_has_answered_is_waited_for_anew(monkeypatch):
-    now, gone, retry = [0.0], OperationalError("select 1", None, Exception("gone")), storage.ConnectionRetry()
+    now, gone, retry = (
+        [0.0],
+        OperationalError("select 1", None, Exception("gone")),
+        storage.ConnectionRetry(lambda: False),
+    )
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None, strftime=time.strftime)
     monkeypatch.setattr(storage, "time", clock)
     for start in (0.0, storage.RETRY_SECONDS + 1):
         now[0] = start
         with pytest.warns(UserWarning, match="has not answered since"):
-            retry.wait(gone, lambda: False)
+            retry.wait(gone)
         if start == 0.0:
             retry.reset()
     now[0] += storage.RETRY_SECONDS + 1
     with pytest.raises(OperationalError):
-        retry.wait(gone, lambda: False)
+        retry.wait(gone)

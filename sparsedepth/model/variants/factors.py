@@ -35,13 +35,10 @@ class AfterBranch(Block):
     """LNS after the branches: s on the output of both, or of one: after_branch, after_attention,
     after_ffn."""
 
-    def __init__(self, config: ModelConfig, layer: int):
-        super().__init__(config, layer)
-        self.place = config.depth_scale
-
     def finish(self, part: Part, branch_BTD: Tensor) -> Tensor:
         branch_BTD = super().finish(part, branch_BTD)
-        return times(branch_BTD, self.depth_factor) if self.place in ("after_branch", f"after_{part}") else branch_BTD
+        is_here = self.depth_scale in ("after_branch", f"after_{part}")
+        return times(branch_BTD, self.depth_factor) if is_here else branch_BTD
 
 
 class AfterResidual(Block):
@@ -125,8 +122,7 @@ class ResidualScalars(Block):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
-        self.stream_scalar = nn.Parameter(torch.empty(1))
-        self.first_scalar = nn.Parameter(torch.empty(1))
+        self.stream_scalar, self.first_scalar = (nn.Parameter(torch.empty(1)) for _ in range(2))
 
     def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
         assert context.first_BTD is not None

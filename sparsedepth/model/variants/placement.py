@@ -32,12 +32,8 @@ class PostNorm(Block):
 class DeepNorm(PostNorm):
     """DeepNorm: N((2L)^(1/4) x + F x)."""
 
-    def __init__(self, config: ModelConfig, layer: int):
-        super().__init__(config, layer)
-        self.alpha = (2 * config.n_layers) ** 0.25
-
     def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
-        return super().add_update(part, self.alpha * x_BTD, update_BTD)
+        return super().add_update(part, (2 * self.n_layers) ** 0.25 * x_BTD, update_BTD)
 
 
 class Keel(Block):
@@ -47,12 +43,11 @@ class Keel(Block):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
-        self.n_branches = 2.0 * config.n_layers
         self.attention_sum_norm = make_norm(config)
         self.ffn_sum_norm = make_norm(config)
 
     def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
-        return self.normed(f"{part}_sum_norm", super().add_update(part, self.n_branches * x_BTD, update_BTD))
+        return self.normed(f"{part}_sum_norm", super().add_update(part, 2.0 * self.n_layers * x_BTD, update_BTD))
 
 
 class Sandwich(Block):
