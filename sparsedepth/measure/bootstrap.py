@@ -40,6 +40,9 @@ class BootstrapEstimate:
 Draws = np.random.Generator | int
 """Where resamples come from: a generator, which moves on, or the seed of a kept set of them."""
 
+ByPair = dict[tuple[int, int], float | None]
+"""Values of pairs of layers a < b."""
+
 Estimator = Callable[..., BootstrapEstimate]
 """(statistic, *per_sequence, level=LEVEL) -> estimate: `bootstrap` with fixed random numbers."""
 
@@ -123,7 +126,7 @@ def finites(values: Iterable[float | np.floating]) -> list[float | None]:
     return [finite(value) for value in values]
 
 
-def by_pair(value_LL: np.ndarray, first: int) -> dict[tuple[int, int], float | None]:
+def by_pair(value_LL: np.ndarray, first: int) -> ByPair:
     """By pair of layers a < b, of which `first` is the lowest."""
     pairs = itertools.combinations(range(len(value_LL)), 2)
     return {(a + first, b + first): finite(value_LL[a, b]) for a, b in pairs}

@@ -63,6 +63,7 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import (
     BootstrapEstimate,
+    ByPair,
     bootstrap,
     by_pair,
     finite,
@@ -145,7 +146,7 @@ like exp(normal), whose standard deviation is uncertain too, 2.8 covers 95% (sim
 
 def permutation_effect(
     probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_pairs: int | None = None
-) -> tuple[dict[tuple[int, int], float | None], BootstrapEstimate]:
+) -> tuple[ByPair, BootstrapEstimate]:
     """The relative change of the loss, from 0, with each pair of blocks a < b swapped; and the score, None for a single
     block, whose interval is over sequences, and over sampled pairs."""
     n_layers = probed.n_layers

@@ -25,7 +25,7 @@ score, in which the last block has no row, 1/(L - 1) and (L - 2) / (2 L - 2).
 
 Shapes: S = T + 1 tokens with the last target, H heads."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,7 +37,7 @@ from torch import Tensor
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import ReadHeldOut
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ByPair, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
@@ -192,7 +192,7 @@ class Measurements:
             for head, value in enumerate(values, start=1):
                 self.heads.append(self._row(metric, float(value), n, layer=layer, head=head))
 
-    def add_pairs(self, metric: str, values: Mapping[tuple[int, int], float | None], n: int) -> None:
+    def add_pairs(self, metric: str, values: ByPair, n: int) -> None:
         for (layer, other), value in values.items():
             self.pairs.append(self._row(metric, value, n, layer=layer, other_layer=other))
 

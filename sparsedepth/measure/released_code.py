@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import by_pair, complete_mean, finite, finites, ratio
+from sparsedepth.measure.bootstrap import ByPair, by_pair, complete_mean, finite, finites, ratio
 from sparsedepth.measure.interventions import permutation_effect, token_norms, update_norms
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
@@ -19,7 +19,7 @@ from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.quantity import without_none
 
 
-def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int, int], float | None]:
+def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> ByPair:
     """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it. A run
     that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over tokens
     ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L). Too large: of different blocks."""

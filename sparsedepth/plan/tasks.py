@@ -332,11 +332,9 @@ def first_proposal(definition: SweepDefinition) -> RunConfig:
 
 def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:
     """The direction of each objective. Raises ValueError for a quantity without one, or that is not measured."""
-    directions: list[Literal["minimize", "maximize"]] = []
-    for name in definition.objectives:
-        quantity = quantities.rankable(name)
-        measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
+    measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
+    found = {name: quantities.rankable(name) for name in definition.objectives}
+    for name, quantity in found.items():
         if quantity.measure and quantity.measure not in measures:
             raise ValueError(f"objective={name!r} needs {quantity.measure!r} among the measures of the sweep's base")
-        directions.append("minimize" if quantity.better == "low" else "maximize")
-    return directions
+    return ["minimize" if quantity.better == "low" else "maximize" for quantity in found.values()]

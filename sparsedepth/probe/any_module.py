@@ -202,7 +202,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
     with probing(probed):
         x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(_first(out) for _, out in seen)])
         if probed.head is not None:
-            if (n_words := _n_logits(probed, x_BTD, _logits_of(returned))) is None:
+            if (n_words := _n_logits(probed, x_BTD, returned)) is None:
                 raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
             probed.vocab_size = n_words
     return x_BTD.shape[1]
@@ -244,21 +244,23 @@ def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Seque
             x_BTD = probed.block(layer, own[layer - 1].float()) if layer else x_BTD
         except Exception as error:  # what it reads is of the shape of another batch
             raise ValueError(told) from error
-        if not _agree(x_BTD, own[layer], own[layer].dtype):
+        if not _agree(x_BTD, own[layer]):
             raise ValueError(told)
     return x_BTD
 
 
-def _n_logits(probed: ProbedModule, x_BTD: Tensor, own: Tensor | None) -> int | None:
-    """The number of logits, where head and norm give those of the model, of all positions or the last ones."""
+def _n_logits(probed: ProbedModule, x_BTD: Tensor, returned: Any) -> int | None:
+    """The number of logits, where head and norm give those among what the model `returned`, [B, T or 1, V]: of all
+    positions or the last ones."""
+    candidates = [getattr(returned, "logits", None), returned, *(returned if isinstance(returned, tuple) else ())]
+    own = next((each for each in candidates if isinstance(each, Tensor) and each.ndim == 3), None)
     try:
         logits_BTV = probed.logits(x_BTD)
     except Exception:  # modules that take something else
         return None
-    is_alike = own is not None and own.shape[0::2] == logits_BTV.shape[0::2]
-    if own is None or not is_alike or not _agree(logits_BTV[:, -own.shape[1] :], own, own.dtype):
+    if own is None or own.shape[0::2] != logits_BTV.shape[0::2]:
         return None
-    return logits_BTV.shape[-1]
+    return logits_BTV.shape[-1] if _agree(logits_BTV[:, -own.shape[1] :], own) else None
 
 
 def in_fp32(module: nn.Module, *args: Any, **named: Any) -> Any:
@@ -306,13 +308,6 @@ def _floats(value: Any) -> Any:
     return {name: _floats(each) for name, each in value.items()} if type(value) is dict else value
 
 
-def _agree(x: Tensor, own: Tensor, dtype: torch.dtype) -> bool:
-    least = TOLERANCE.get(dtype, 0.05) * max(1.0, float(own.abs().max()))
+def _agree(x: Tensor, own: Tensor) -> bool:
+    least = TOLERANCE.get(own.dtype, 0.05) * max(1.0, float(own.abs().max()))
     return bool((x - own).abs().max() <= least)
-
-
-def _logits_of(returned: Any) -> Tensor | None:
-    """Logits [B, T or 1, V] among what a module returns."""
-    candidates: Sequence[Any] = [getattr(returned, "logits", None), returned]
-    candidates = [*candidates, *(returned if isinstance(returned, tuple) else ())]
-    return next((each for each in candidates if isinstance(each, Tensor) and each.ndim == 3), None)

@@ -5,7 +5,7 @@ function, after norms, clipping and rotation. Logits are those of the model's ow
 its scale or cap."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,7 +137,7 @@ class ProbedHfModel(ProbedModule):
         """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale. None of a block of another kind."""
         if not self._parts.shows_attention:
             return None
-        return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(window=_window(mask), softcap=cap))
+        return _attention_inputs(self, layer, x_BTD)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
@@ -210,14 +210,14 @@ class ProbedEncoder(ProbedModule):
     is_causal = False
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
-        return _attention_inputs(self, layer, x_BTD, lambda mask, cap: Context(softcap=cap, is_causal=False))
+        return _attention_inputs(self, layer, x_BTD, is_causal=False)
 
 
 def _attention_inputs(
-    probed: ProbedModule, layer: int, x_BTD: Tensor, context: Callable[[Tensor | None, float | None], Context]
+    probed: ProbedModule, layer: int, x_BTD: Tensor, *, is_causal: bool = True
 ) -> AttentionInputs | None:
-    """Queries and keys as the block's attention function gets them, and `context` of its mask and cap; None if it calls
-    none."""
+    """Queries and keys as the block's attention function gets them, and what they see by its mask and cap; None if it
+    calls none."""
     model: Any = probed.model
     before = model.config._attn_implementation
     model.set_attn_implementation(_CAPTURE)
@@ -230,7 +230,8 @@ def _attention_inputs(
         model.set_attn_implementation(before)
     scale = scaling * math.sqrt(q_BHTK.shape[-1])
     q_BHTK = q_BHTK if math.isclose(scale, 1) else q_BHTK * scale
-    return q_BHTK, k_BGTK, context(mask, softcap)
+    window = _window(mask) if is_causal else None
+    return q_BHTK, k_BGTK, Context(window=window, softcap=softcap, is_causal=is_causal)
 
 
 def _window(mask: Tensor | None) -> int | None:

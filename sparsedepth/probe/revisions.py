@@ -36,7 +36,10 @@ def revisions(model: str, wanted: Sequence[str]) -> list[Revision]:
     """Those whose names are `wanted` or fit a pattern ('step*'), each once. Raises ValueError where nothing fits a
     pattern; a name that is not there is left to loading."""
     folder = local_path(model)
-    known = _checkpoints(folder) if folder.is_dir() else _of_hub(model)
+    if folder.is_dir():
+        known = {place.name: files_key(place) for place in folder.iterdir() if place.is_dir() and place.name[0] != "."}
+    else:
+        known = _of_hub(model)
     names = dict[str, None]()
     for each in wanted:
         found = fnmatch.filter(known, each)
@@ -45,11 +48,6 @@ def revisions(model: str, wanted: Sequence[str]) -> list[Revision]:
         names |= dict.fromkeys(sorted(found) or [each])
     source = f"{folder}/{{}}" if folder.is_dir() else f"{model}@{{}}"
     return [Revision(name=name, source=source.format(name), key=known.get(name, name)) for name in names]
-
-
-def _checkpoints(folder: Path) -> dict[str, str]:
-    """The folders in it -> `files_key`."""
-    return {place.name: files_key(place) for place in folder.iterdir() if place.is_dir() and place.name[0] != "."}
 
 
 def files_key(folder: Path) -> str:

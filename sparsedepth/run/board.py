@@ -4,7 +4,6 @@ Scored are the first documents that a run on the text holds out, in as many whol
 have the asked number of bytes. Maps are fitted on at least FIT_PER_DIMENSION tokens per dimension of the stream, as far
 as the text has them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from sparsedepth.config.models_file import ModelsFile
@@ -14,7 +13,7 @@ from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.revisions import files_key
 from sparsedepth.probe.text import tokens_to_measure
 from sparsedepth.run.measure_existing_model import measure_existing_model, measured_model, measuring_config
-from sparsedepth.run.one_by_one import Known, Ledger, one_by_one
+from sparsedepth.run.one_by_one import Known, Ledger, Tell, one_by_one
 from sparsedepth.run.publish import Stopwatch
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import MODELS, is_complete, read_record
@@ -27,9 +26,7 @@ COLUMNS = (
 )
 
 
-def measure_models(
-    file: ModelsFile, out: Path, measuring: Fields, device: str, tell: Callable[[str, Known, int], None]
-) -> QueryResult:
+def measure_models(file: ModelsFile, out: Path, measuring: Fields, device: str, tell: Tell) -> QueryResult:
     """A row per model, in the order of the file. Raises ValueError for other settings than before."""
     ledger = Ledger(out, MODELS, {**file.model_dump(exclude={"models"}), **measuring})
     entries = {entry.source: entry for entry in file.models}

@@ -84,12 +84,9 @@ def measuring_config(loaded: LoadedModel, settings: Fields, given: TokenArrays |
     elif loaded.facts.max_len:
         fields["seq_len"] = min(MeasureOnlyConfig.model_fields["seq_len"].default, loaded.facts.max_len)
     if given is not None:
-        n_scored = given.scored.n_tokens
-        n_fit = given.fit.n_tokens
         fields |= {
-            "val_tokens": n_scored,
-            "measure_tokens": n_scored,
-            "fit_tokens": n_fit,
+            **dict.fromkeys(("val_tokens", "measure_tokens"), given.scored.n_tokens),
+            "fit_tokens": given.fit.n_tokens,
             "seq_len": given.seq_len,
             "eval_seq_len": None,
         }

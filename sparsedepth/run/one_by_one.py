@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Known = dict[str, Any]
 """Of a model: key, weights (their hash), equal_to (a name), bytes, seconds, run_id; where it failed its reason."""
+Tell = Callable[[str, Known, int], None]
+"""Gets what is known of a model, and how many are left."""
 PROBE_SECONDS = 10.0
 """After which a fork that computes for a moment is taken to wait for ever."""
 
@@ -62,18 +64,13 @@ class Ledger:
         write_json(self.path, self.stored)
         return self.models[name]
 
-    def equal_to(self, name: str, weights: str) -> str | None:
-        """Another model with these weights that was measured. Raises ValueError for a model that has others now."""
+    def measured(self, name: str, loaded: "LoadedModel", weights: str, measure: Callable[[], str]) -> Known:
+        """What is known of a loaded model after `measure`, which gives its run_id, unless another that was measured has
+        its weights. Raises ValueError for a model that has others now."""
         if self.models.get(name, {}).get("weights", weights) != weights:
             raise ValueError("its weights are not those that were measured before; give another -o")
-        for other, known in self.models.items():
-            if other != name and known.get("weights") == weights and not known.get("equal_to"):
-                return other
-        return None
-
-    def measured(self, name: str, loaded: "LoadedModel", weights: str, measure: Callable[[], str]) -> Known:
-        """What is known of a loaded model after `measure`, which gives its run_id, unless another has its weights."""
-        equal = self.equal_to(name, weights)
+        alike = {other: known for other, known in self.models.items() if known.get("weights") == weights}
+        equal = next((other for other, known in alike.items() if other != name and not known.get("equal_to")), None)
         n_bytes = sum(path.stat().st_size for path in loaded.weights)
         return {"weights": weights, "bytes": n_bytes, "equal_to": equal, "run_id": None if equal else measure()}
 
@@ -91,9 +88,7 @@ class Ledger:
         return QueryResult.of_frame(frame.reindex(columns=[*first, "seconds", "note"]).convert_dtypes())
 
 
-def one_by_one(
-    keys: Mapping[str, str], ledger: Ledger, work: Callable[[str], Known], tell: Callable[[str, Known, int], None]
-) -> None:
+def one_by_one(keys: Mapping[str, str], ledger: Ledger, work: Callable[[str], Known], tell: Tell) -> None:
     """Calls `work` on each name that the ledger does not have as done with its key, which changes where its files do.
     `tell` gets what is known of it, and how many are left. A second call waits for the first."""
     with locked(ledger.path.with_suffix(".lock")):

@@ -61,7 +61,11 @@ def machine(
     OMP_NUM_THREADS cores (with which a user asks for fewer workers of more threads); one for Apple's GPU and for
     several nodes. Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has."""
     groups = _gpu_groups(runtime.device, gpus, gpus_per_run)
-    device = "cuda" if groups else _other_device(runtime.device)
+    device = "cuda" if groups else "cpu"
+    if not groups and runtime.device not in ("auto", "cpu"):
+        from sparsedepth.train.runtime import find_device
+
+        device = str(find_device(runtime.device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if task := allocation():
         cores = min(cores, task.cpus)  # not every Slurm binds a task to its cores
@@ -105,15 +109,6 @@ def cuda_devices() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _other_device(device: str) -> str:
-    """The device of workers without CUDA. Raises ValueError if it does not exist."""
-    if device in ("auto", "cpu"):
-        return "cpu"
-    from sparsedepth.train.runtime import find_device
-
-    return str(find_device(device))
 
 
 def _gpu_groups(device: str, gpus: list[int] | None, gpus_per_run: int) -> list[list[str]]:

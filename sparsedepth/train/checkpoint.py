@@ -130,15 +130,16 @@ def snapshot(model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE
         else:
             tensors[name] = gathered.to("cpu", copy=copy).contiguous()
 
+    device = _device_of(model)
     keep("rng.cpu", torch.get_rng_state())
-    if _is_on_gpu(model):  # the state of another run's GPU would cost this one a CUDA context
-        keep("rng.cuda", torch.cuda.get_rng_state(_device_of(model)))
+    if device.type == "cuda":  # the state of another run's GPU would cost this one a CUDA context
+        keep("rng.cuda", torch.cuda.get_rng_state(device))
     for name, parameter in model.named_parameters():
         keep(f"model.{name}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
             keep(f"optimizer.{key}.{name}", value)
-    if _is_on_gpu(model):
-        torch.cuda.synchronize(_device_of(model))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return tensors
 
 
@@ -147,15 +148,11 @@ def _device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _is_on_gpu(model: nn.Module) -> bool:
-    return _device_of(model).type == "cuda"
-
-
 @torch.no_grad()
 def _restore(tensors: Tensors, model: nn.Module, optimizer: AnyOptimizer) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors and _is_on_gpu(model):
-        torch.cuda.set_rng_state(tensors["rng.cuda"], _device_of(model))
+    if "rng.cuda" in tensors and (device := _device_of(model)).type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):

@@ -7,7 +7,7 @@ From the last step back: where several names serve the same weights, the latest 
 (EleutherAI/pythia#205: 86 of 154 branches of a model serve late weights), and they are measured once, there."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from sparsedepth.probe.load import SIZES, LoadedModel, load_model
 from sparsedepth.probe.revisions import revisions
 from sparsedepth.probe.text import TokenArrays, tokens_to_measure
 from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config, model_facts
-from sparsedepth.run.one_by_one import Known, Ledger, one_by_one
+from sparsedepth.run.one_by_one import Known, Ledger, Tell, one_by_one
 from sparsedepth.run.publish import Stopwatch
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.train.runtime import find_device, measuring_device
@@ -45,7 +45,7 @@ class Series:
     device: str
     keeps_downloads: bool
 
-    def measure(self, wanted: Sequence[str], tell: Callable[[str, Known, int], None]) -> QueryResult:
+    def measure(self, wanted: Sequence[str], tell: Tell) -> QueryResult:
         """A row per revision, by step. Raises ValueError where no revision fits, and for other settings than before."""
         every = sorted(revisions(self.model, wanted), key=lambda each: (each.step is None, each.step, each.name))
         told = {"model": self.model, "tokens_per_step": self.tokens_per_step, "data": self.data}
