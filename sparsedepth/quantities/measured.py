@@ -14,17 +14,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from sparsedepth import plugins
-from sparsedepth.quantities.quantity import (
-    OTHER_COLUMNS,
-    Measure,
-    Named,
-    Passes,
-    Quantity,
-    RunSizes,
-    Table,
-    Tables,
-    columns_of,
-)
+from sparsedepth.quantities.quantity import OTHER_COLUMNS, Measure, Named, Passes, Quantity, RunSizes, Table, columns_of
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -39,11 +29,11 @@ COSINE = (-1.0, 1.0)
 SIZE, SQUARED = "activation", "activation²"  # units of the stream's entries
 INCREASE = (-1.0, inf)
 """Range of a relative loss increase: a loss cannot fall below 0."""
-LAYERS: Tables = ("layers",)
-PAIRS: Tables = ("pairs",)
-TOKENS: Tables = ("tokens",)
-DIFFICULTY: Tables = ("difficulty",)
-RUNS_LAYERS: Tables = ("runs", "layers")
+LAYERS = ("layers",)
+PAIRS = ("pairs",)
+TOKENS = ("tokens",)
+DIFFICULTY = ("difficulty",)
+RUNS_LAYERS = ("runs", "layers")
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 

@@ -205,14 +205,18 @@ def columns_of(records: Iterable[Quantity]) -> Iterator[Column]:
 class RunSizes(Protocol):
     """The config fields that determine the cost of a measure."""
 
-    n_layers: int
-    seq_len: int
-    n_experts: int
-    permutation_pairs: int | None
-    removal_ranges: int | None
-
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
     @property
     def stream_width(self) -> int: ...
+    @property
+    def n_experts(self) -> int: ...
+    @property
+    def permutation_pairs(self) -> int | None: ...
+    @property
+    def removal_ranges(self) -> int | None: ...
     @property
     def jacobian_probes(self) -> int | None: ...
 
