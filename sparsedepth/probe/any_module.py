@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.fork import probing
-from sparsedepth.probe.probed_model import AttentionInputs
+from sparsedepth.probe.probed_model import AttentionInputs, ProbedModel
 from sparsedepth.quantities.quantity import Named, Row
 
 Call = tuple[tuple[Any, ...], Named]
@@ -49,12 +48,9 @@ _KINDS = {
 _PASS_ON = "give the list of blocks that pass on one stream x_BTD, such as layers='model.layers'"
 
 
-class ProbedModule:
+class ProbedModule(ProbedModel):
     """`layers` are the blocks. `inputs` [N, ...] and `targets` [N, ...] are those of a model without next tokens;
     without them tokens are ids. Without `head` and `loss` all losses are NaN. Raises ValueError as `check_stream`."""
-
-    vocab_size: int
-    stream_width: int
 
     def __init__(
         self,
@@ -126,15 +122,6 @@ class ProbedModule:
             if weight.ndim == 2:
                 found[f"{name}.{kind}"] = weight
         return found
-
-    def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
-        """Not known."""
-
-    def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        """Not known."""
-
-    def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
-        """Not known."""
 
     def exact(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -6,10 +6,10 @@ Adapters call the model's own modules; they never re-implement one, and never ch
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsedepth.model import kernels
 from sparsedepth.model.attention import Attention, GatedAttention
@@ -26,9 +26,8 @@ AttentionInputs = tuple[Tensor, Tensor, Context]
 class ProbedModel(Protocol):
     """Layers are numbered 1 to n_layers. The residual stream is passed in and out as fp32 on `device`."""
 
-    @property
-    def model(self) -> nn.Module:
-        """The module itself: `probing` sets its mode and restores it."""
+    model: Any
+    """The module itself: `probing` sets its mode and restores it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -62,13 +61,16 @@ class ProbedModel(Protocol):
     def branches(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1). None if
         the block is no such sum (a norm on the stream itself), or the adapter cannot tell."""
+        return None
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
+        return None
 
     def routing(self, layer: int, x_BTD: Tensor) -> TensorPair | None:
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
         None for a block without experts."""
+        return None
 
     def exact(self) -> AbstractContextManager[None]:
         """Context in which the model uses kernels that compute in fp32; the previous ones are restored."""

@@ -135,14 +135,10 @@ def delete_leftovers(results: Path) -> None:
 
 def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
     """Delete the trunks of which every run is complete."""
-    trunks = {}
-    for config in runs:
-        if folder := trunk_folder(results, config):
-            is_complete = run_record.is_complete(run_record.run_folder(results, config.run_id))
-            trunks[folder] = trunks.get(folder, True) and is_complete
-    for folder, is_finished in trunks.items():
-        if is_finished:
-            remove_checkpoints(folder)
+    trunks = {run.run_id: folder for run in runs if (folder := trunk_folder(results, run))}
+    complete = {run_id for run_id in trunks if run_record.is_complete(run_record.run_folder(results, run_id))}
+    for folder in {*trunks.values()} - {folder for run_id, folder in trunks.items() if run_id not in complete}:
+        remove_checkpoints(folder)
 
 
 def _file_system_time(results: Path) -> float:
