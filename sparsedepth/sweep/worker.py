@@ -190,7 +190,8 @@ class Worker:
             )
         else:
             said = last_line(scratch.read_log().decode(errors="replace"), "no output")
-            scratch.add_failure(f"killed by signal {-code}" if code < 0 else f"exit code {code}: {said}")
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {said}"
+            scratch.add_failure(reason)
 
     def _watch_process(self, configs: list[RunConfig]) -> Generator[None, None, int]:
         """Start the process and wait until it ends; returns its exit code, negative for a signal."""
