@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from sparsedepth.store import run_record
 from sparsedepth.store.made_with import package_versions
 from sparsedepth.store.subject import MeasuredModel
 from sparsedepth.train.checkpoint import write_tensors
-from sparsedepth.train.loop import Interrupted, TrainingResult
+from sparsedepth.train.loop import Clock, Interrupted, TrainingResult
 from sparsedepth.train.runtime import Runtime
 
 
@@ -58,7 +58,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 class Stopwatch:
     """Start time and duration, including the time of earlier processes."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, clock: Clock = time.perf_counter):
         self.clock = clock
         self.began = clock()
         self.earlier_seconds = 0.0

@@ -32,7 +32,7 @@ from sparsedepth.run.publish import Stopwatch, device_facts, provenance, publish
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices, LostError
-from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
+from sparsedepth.train.loop import Clock, Interrupted, Progress, TrainingResult, Work, training
 from sparsedepth.train.runtime import (
     Runtime,
     device_memory,
@@ -55,13 +55,13 @@ class Options:
     stop: Callable[[], bool] = lambda: False
     report: Callable[[str, float, float | None], None] = lambda phase, done, loss: None
     """called with (phase, share of the run done, last training loss)"""
-    prune: Callable[[int, list[Named]], None] = lambda step, curves: None
+    prune: Progress = lambda step, curves: None
     """called with (steps done, rows of the curves); raises PrunedRun to end the run early"""
     stacked_with: tuple[str, ...] = ()
     """run_ids of the other runs of this process's stacked model"""
     start: Start | None = None
     """the model of `start_weights`"""
-    clock: Callable[[], float] = time.perf_counter
+    clock: Clock = time.perf_counter
     """for the seconds in the manifest; a stacked run counts its share"""
     concurrent_processes: int = 1
     """run processes in parallel on the machine, including this one"""

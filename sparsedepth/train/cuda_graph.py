@@ -22,6 +22,9 @@ from sparsedepth.config.runtime import Parallel, graph_obstacle
 from sparsedepth.train.feed import Part
 from sparsedepth.train.optimizer import AnyOptimizer
 
+Step = Callable[[], Tensor]
+"""Takes a training step; returns its losses and gradient norms, on the device."""
+
 WARM_UP = 3
 """as in PyTorch's own capturing functions"""
 
@@ -51,7 +54,7 @@ class CudaCapture:
         self.device = device
         self.stream = torch.cuda.Stream(device)
 
-    def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
+    def warm_up(self, step: Step) -> Tensor:
         """Take the step on the capture stream."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -60,7 +63,7 @@ class CudaCapture:
         current.wait_stream(self.stream)
         return row
 
-    def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def capture(self, step: Step) -> Step:
         """The function that replays the step, which is not taken here. Raises RuntimeError with the
         cause of a failed capture, such as an allocation."""
         graph = torch.cuda.CUDAGraph()
@@ -91,7 +94,7 @@ class CapturedUpdate:
         self.capture = capture
         self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
         """the fixed memory of inputs, targets and weight of each micro-batch"""
-        self.replay: Callable[[], Tensor] | None = None
+        self.replay: Step | None = None
         self.held: list[object] = []
         """what the graph holds of the host, from when it was captured"""
         self.n_warm = 0

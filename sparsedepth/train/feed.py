@@ -17,6 +17,9 @@ from sparsedepth.train.devices import ALONE, Devices
 Part = tuple[Tensor, Tensor, Tensor | float]
 """Inputs, targets and loss weight of a micro-batch."""
 
+ReadBatch = Callable[[int], Sequences]
+"""step -> its batch, the same in every process."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
@@ -59,9 +62,7 @@ class Batch:
         return zip(self.inputs.split(n), self.targets.split(n), weights, strict=True)
 
 
-def feed(
-    batch: Callable[[int], Sequences], steps: range, device: torch.device, devices: Devices = ALONE
-) -> Generator[Batch]:
+def feed(batch: ReadBatch, steps: range, device: torch.device, devices: Devices = ALONE) -> Generator[Batch]:
     """This process's share of the batch of each step, on the device; the thread ends at `close`."""
 
     def read(step: int) -> Batch:

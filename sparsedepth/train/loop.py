@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.run import RunConfig, check_parallel
-from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.train import checkpoint
 from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture
 from sparsedepth.train.devices import ALONE, Devices, full_tensor, gathered
-from sparsedepth.train.feed import Batch, Part, feed
+from sparsedepth.train.feed import Batch, Part, ReadBatch, feed
 from sparsedepth.train.optimizer import AnyOptimizer, learning_rate, make_optimizer, set_learning_rate
 from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
 
@@ -345,7 +344,7 @@ def training(
     model: Decoder,
     config: RunConfig,
     runtime: Runtime,
-    batch: Callable[[int], Sequences],
+    batch: ReadBatch,
     *,
     devices: Devices = ALONE,
     checkpoints: Path | None = None,
@@ -401,9 +400,7 @@ def training(
     return state.result
 
 
-def train(
-    model: Decoder, config: RunConfig, runtime: Runtime, batch: Callable[[int], Sequences], **options
-) -> TrainingResult:
+def train(model: Decoder, config: RunConfig, runtime: Runtime, batch: ReadBatch, **options) -> TrainingResult:
     return run_generator(training(model, config, runtime, batch, **options))
 
 
