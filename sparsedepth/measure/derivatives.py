@@ -112,8 +112,7 @@ def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
         return [torch.stack(each, dim=1).double() for each in zip(*products, strict=True)]
 
     products = by_sequence(probed, batches(probed, tokens_NT, GRAPH_MEMORY), of_batch, gradients=True)
-    for form, deviation in _summarise(*products, rng, is_exact=n_probes is None).items():
-        name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
+    for name, deviation in _summarise(*products, rng, is_exact=n_probes is None).items():
         rows.add_profile(name, deviation.by_layer, deviation.score, context.n_tokens)
         rows.summary[f"{name}_se"] = deviation.score_standard_error
         rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
@@ -205,9 +204,9 @@ def _summarise(
 
     mean_LN1 = square_NLT.mean(-1).T[..., None]  # linear in the resample's weights
     return {
-        "per_token": deviation(mean_LN1, square_NLT.var((0, 2)) / (n_sequences * n_tokens)),
-        "averaged": deviation(*_kernel(first_NLPD, second_NLPD)),
-        "released": deviation(*_kernel(released_NLPD, released_NLPD), unit=released_NLPD.shape[-1]),
+        "jacobian_deviation": deviation(mean_LN1, square_NLT.var((0, 2)) / (n_sequences * n_tokens)),
+        "jacobian_deviation_averaged": deviation(*_kernel(first_NLPD, second_NLPD)),
+        "jacobian_deviation_released": deviation(*_kernel(released_NLPD, released_NLPD), unit=released_NLPD.shape[-1]),
     }
 
 

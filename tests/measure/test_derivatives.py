@@ -158,11 +158,12 @@ def test_a_square_that_noise_makes_negative_is_missing_and_not_0():
         return _summarise(np.ones((3, 2, 4)), first_NLPD, second_NLPD, first_NLPD, rng(), is_exact=False)
 
     found = summarised(np.stack((probes_NPD, -probes_NPD), axis=1))
-    known, missing = found["averaged"].by_layer
+    averaged, released = found["jacobian_deviation_averaged"], found["jacobian_deviation_released"]
+    known, missing = averaged.by_layer
     assert known is not None and known > 0 and missing is None
-    assert (found["averaged"].score.value, found["averaged"].score.lo) == (None, None)
-    assert None not in found["released"].by_layer and found["released"].score.value is not None
-    assert summarised(first_NLPD)["averaged"].score.value == pytest.approx(known)
+    assert (averaged.score.value, averaged.score.lo) == (None, None)
+    assert None not in released.by_layer and released.score.value is not None
+    assert summarised(first_NLPD)["jacobian_deviation_averaged"].score.value == pytest.approx(known)
 
 
 def test_probes_do_not_depend_on_the_batch():
