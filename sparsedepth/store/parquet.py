@@ -101,26 +101,14 @@ def refuse_twice(rows: pa.Table, keys: Sequence[str]) -> None:
     """Raises ValueError for two rows with the same keys, numbers or dictionaries of texts: a run would count twice."""
     import numpy as np  # slow to import, and rarely needed
 
-    code_N = np.zeros(len(rows), dtype=np.int64)
-    n_codes = 1
-    for name in keys if len(rows) else ():
+    columns = []
+    for name in keys:
         column = rows[name].unify_dictionaries().combine_chunks()
         values = column.indices if isinstance(column, pa.DictionaryArray) else column
-        values = values.fill_null(-1) if values.null_count else values
-        value_N = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        least = int(value_N.min())
-        most = int(value_N.max())
-        if n_codes * (most - least + 1) >= 2**62:
-            code_N, value_N = (np.unique(each_N, return_inverse=True)[1] for each_N in (code_N, value_N))
-            n_codes = int(code_N.max()) + 1
-            least = 0
-            most = int(value_N.max())
-        code_N *= most - least + 1
-        code_N += value_N
-        code_N -= least
-        n_codes *= most - least + 1
-    code_N.sort()
-    if (code_N[1:] == code_N[:-1]).any():
+        columns.append((values.fill_null(-1) if values.null_count else values).to_numpy(zero_copy_only=False))
+    order_N = np.lexsort(columns)  # fast, since the rows of a run are in order
+    in_order = [value_N[order_N] for value_N in columns]
+    if np.logical_and.reduce([value_N[1:] == value_N[:-1] for value_N in in_order]).any():
         raise ValueError(f"has two rows of equal {', '.join(keys)}")
 
 
