@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
@@ -22,8 +23,8 @@ from sparsedepth.trackers.runs import LoggedRun, TrackedRun, open_database
 from sparsedepth.words.plain_text import cause_of, without_password
 
 TAG = "sparsedepth.run_id"
-MAX_METRICS, MAX_PARAMS = 1000, 100
-"""of one request"""
+AT_ONCE = {"params": 100, "metrics": 1000}
+"""in one request"""
 STATUS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
 
 
@@ -72,10 +73,9 @@ class Tracker:
             for name, value in values.items()
         ]
         mlflow_id = created.info.run_id
-        for start in range(0, len(params), MAX_PARAMS):
-            self.client.log_batch(mlflow_id, params=params[start : start + MAX_PARAMS])
-        for start in range(0, len(metrics), MAX_METRICS):
-            self.client.log_batch(mlflow_id, metrics=metrics[start : start + MAX_METRICS])
+        for kind, values in (("params", params), ("metrics", metrics)):
+            for start in range(0, len(values), AT_ONCE[kind]):
+                self.client.log_batch(mlflow_id, **{kind: values[start : start + AT_ONCE[kind]]})
         status = "FAILED" if run.tags.get("outcome") == "diverged" else "FINISHED"
         self.client.set_terminated(mlflow_id, status, round(1000 * run.time_at(run.last_step)))
 
@@ -94,9 +94,14 @@ def read(uri: str) -> Iterator[LoggedRun]:
         client = MlflowClient(tracking_uri=_copied(uri, Path(folder)))
         names = {one.experiment_id: one.name for one in client.search_experiments()}
         for run in _runs(client, [*names]):
-            project, status = names[run.info.experiment_id], STATUS.get(run.info.status, "unfinished")
-            values = {"project": project, "config": run.data.params, "metrics": run.data.metrics}
-            yield LoggedRun(id=run.info.run_id, name=run.info.run_name, status=status, **values)
+            yield LoggedRun(
+                id=run.info.run_id,
+                name=run.info.run_name,
+                status=STATUS.get(run.info.status, "unfinished"),
+                project=names[run.info.experiment_id],
+                config=run.data.params,
+                metrics=run.data.metrics,
+            )
 
 
 def _copied(uri: str, folder: Path) -> str:
@@ -108,19 +113,19 @@ def _copied(uri: str, folder: Path) -> str:
     if "://" in local:
         raise ValueError("give a file, a folder, or the http:// address of an MLflow server on that database")
     if (path := Path(local)).is_file():
-        with open_database(path) as source:
+        copy = folder / "mlflow.db"
+        with open_database(path) as source, closing(sqlite3.connect(copy)) as target:
             tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master")}
             if not {"runs", "experiments", "alembic_version"} <= tables:
                 raise ValueError(f"{path} is not a database of MLflow's runs")
-            with closing(sqlite3.connect(folder / "mlflow.db")) as copy:
-                source.backup(copy)
-        return f"sqlite:///{folder / 'mlflow.db'}"
+            source.backup(target)
+        return f"sqlite:///{copy}"
     experiments = [meta.parent for meta in path.glob("*/meta.yaml")]
     if not experiments:
         raise ValueError(f"{path} is neither a database nor a file store of MLflow")
     if odd := [each for each in path.rglob("*") if each.is_symlink() or not (each.is_file() or each.is_dir())]:
         raise ValueError(f"{odd[0]} is a link, a pipe or a device, and a store has files alone; put the file there")
-    for run in (run for experiment in experiments for run in experiment.iterdir()):
+    for run in chain.from_iterable(experiment.iterdir() for experiment in experiments):
         texts = [run / "meta.yaml", *(path for path in run.glob("metrics/**/*") if path.is_file())]
         are_whole = (text.is_file() and text.read_bytes().endswith(b"\n") for text in texts)
         if re.fullmatch("[0-9a-f]{32}", run.name) and not all(are_whole):

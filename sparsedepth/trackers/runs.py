@@ -55,6 +55,7 @@ FOLDER = "trackers"
 """In a results folder: lists of sent runs, and by default the tracker's files. Can be deleted at any time."""
 FACTS = ("seconds", "training_seconds", "peak_memory_bytes")
 """Numbers of the manifest in the summary."""
+_CURVES = "select * exclude (run_id) from curves where run_id = '{}' order by step"
 TAGS = ("run_id", "cell_id", "model", "outcome", "diverged_cause", "tuning", "device", "started")
 
 
@@ -101,8 +102,9 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     try:
         return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
     except ImportError as error:
-        fix = f"pip install {name}, or '.[trackers]' in a clone"
-        raise ValueError(f"--to {name} needs a package that is missing ({error}): {fix}") from None
+        raise ValueError(
+            f"--to {name} needs a package that is missing ({error}): pip install {name}, or '.[trackers]' in a clone"
+        ) from None
 
 
 def sync(results: Path, name: str, tracker: Any) -> Iterator[str]:
@@ -141,8 +143,8 @@ def _errors_of(name: str) -> Generator[None]:
 
 
 def has_unfinished_runs(results: Path) -> bool:
-    states = scan(ResultsIndex(results, readable_definition(results)))
-    return any(state.state in ("running", "interrupted", "planned") for state in states)
+    runs = scan(ResultsIndex(results, readable_definition(results)))
+    return any(run.state in ("running", "interrupted", "planned") for run in runs)
 
 
 def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[TrackedRun]:
@@ -154,17 +156,14 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
             yield TrackedRun(
                 run_id=row["run_id"],
                 params={name: row[name] for name in RunConfig.model_fields if name in row},
-                curves=tuple(_curves(store, row["run_id"])),
+                curves=tuple(
+                    (int(of_step.pop("step")), {name: float(value) for name, value in without_none(of_step).items()})
+                    for of_step in store.sql(_CURVES.format(row["run_id"])).records()
+                ),
                 summary={name: float(row[name]) for name in row if name in numbers and type(row[name]) in (int, float)},
                 tags={name: str(row[name]) for name in TAGS if name in row},
                 started=datetime.fromisoformat(row["started"]).timestamp() if "started" in row else 0.0,
             )
-
-
-def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
-    answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
-    for row in answer.records():
-        yield int(row.pop("step")), {name: float(value) for name, value in without_none(row).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

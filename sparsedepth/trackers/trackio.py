@@ -7,8 +7,8 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparsedepth.trackers.runs import LoggedRun, TrackedRun, open_database
 
@@ -63,14 +63,14 @@ def read(place: str) -> Iterator[LoggedRun]:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; TRACKIO_DIR=FOLDER names another folder")
     with open_database(path) as database:
-        ((version,),) = database.execute("PRAGMA user_version").fetchall()
+        ((version,),) = database.execute("PRAGMA user_version")
         if version > VERSION:
             raise ValueError(f"the database has version {version}; up to {VERSION} is known")
         logged = database.execute("SELECT run_id, run_name, metrics FROM metrics ORDER BY step, id").fetchall()
         configs = database.execute("SELECT run_id, run_name, config FROM configs").fetchall()
-    settings = {id: json.loads(text) for id, _, text in configs}
-    last: dict[str, dict[str, Any]] = {}
+    runs = {id: LoggedRun(id=id, name=name, project=path.stem) for id, name, _ in (*configs, *logged)}
+    for id, _, text in configs:
+        runs[id] = replace(runs[id], config=json.loads(text))
     for id, _, text in logged:
-        last[id] = last.get(id, {}) | json.loads(text)
-    for id, name in {id: name for id, name, _ in (*configs, *logged)}.items():
-        yield LoggedRun(id=id, name=name, project=path.stem, config=settings.get(id, {}), metrics=last.get(id, {}))
+        runs[id] = replace(runs[id], metrics={**runs[id].metrics, **json.loads(text)})
+    yield from runs.values()

@@ -5,9 +5,8 @@ import os
 import shlex
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +60,12 @@ def read(place: str) -> Iterator[LoggedRun]:
     """The runs of a .wandb file, or of the runs' folders at and below a place, in order of their start. The folders of
     a run that was resumed are one: its later values count, and its last end."""
     folder = Path(place)
-    files = [folder] if folder.is_file() else sorted(folder.rglob("run-*.wandb"))
-    folders = [path.parent for path in folder.rglob("files/config.yaml")]
-    parts: list[tuple[str, Callable[[], LoggedRun]]] = [(each.parent.name, partial(_of_file, each)) for each in files]
-    parts += [
-        (each.parent.name, partial(_of_folder, each))
-        for each in folders
-        if each.parent not in {f.parent for f in files}
-    ]
+    parts = [folder] if folder.is_file() else sorted(folder.rglob("run-*.wandb"))
+    logged = {path.parent for path in parts}
+    parts += [path.parent for path in folder.rglob("files/config.yaml") if path.parents[1] not in logged]
     runs: dict[str, LoggedRun] = {}
-    for _, read_part in sorted(parts, key=lambda part: part[0].removeprefix("offline-")):
-        run = read_part()
+    for part in sorted(parts, key=lambda part: part.parent.name.removeprefix("offline-")):
+        run = _of_folder(part) if part.is_dir() else _of_file(part)
         first = runs.get(run.id, run)
         values = {"config": {**first.config, **run.config}, "metrics": {**first.metrics, **run.metrics}}
         runs[run.id] = replace(run, name=run.name or first.name, **values)
@@ -81,14 +75,15 @@ def read(place: str) -> Iterator[LoggedRun]:
 def _of_folder(files: Path) -> LoggedRun:
     """The run of config.yaml and wandb-summary.json, which a run writes when it is logged online."""
     config = read_yaml(files / "config.yaml")
-    version = config.pop("wandb_version", 1)
-    if version != 1 or not all(isinstance(entry, dict) and "value" in entry for entry in config.values()):
+    if config.pop("wandb_version", 1) != 1 or not all(
+        isinstance(entry, dict) and "value" in entry for entry in config.values()
+    ):
         raise ValueError(f"{files / 'config.yaml'} is not of version 1, where each name has a value")
-    values = {name: entry["value"] for name, entry in config.items()}
+    run = LoggedRun(id=files.parent.name.split("-", 2)[-1], config={name: of["value"] for name, of in config.items()})
     summary = files / "wandb-summary.json"
-    metrics = parse_json(read_regular(summary, inside=files)) if summary.exists() else {}
-    status = None if summary.exists() else "unfinished"
-    return LoggedRun(id=files.parent.name.split("-", 2)[-1], status=status, config=values, metrics=metrics)
+    if not summary.exists():
+        return replace(run, status="unfinished")
+    return replace(run, metrics=parse_json(read_regular(summary, inside=files)))
 
 
 def _of_file(path: Path) -> LoggedRun:
