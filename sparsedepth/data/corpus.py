@@ -146,26 +146,27 @@ def _files_in(folder: Path, corpus: str) -> tuple[list[Path], list[str]]:
     """The files of a folder, hidden ones left out, and the names of those that are no training text: what describes a
     data set, and where a name tells the split, other splits; warns of data of other kinds. Raises ValueError for a
     folder of `datasets`, whose other files would be taken for text."""
-    inside = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if not file.is_dir()}
-    visible = {name: inside[name] for name in sorted(inside) if not any(part[0] == "." for part in name.split("/"))}
+    found = sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if not file.is_dir())
+    visible = {name: file for name, file in found if not re.search(r"(^|/)\.", name)}
     readable = {name: file for name, file in visible.items() if file_kind(file)}
-    unread = {name: file for name, file in visible.items() if file.suffix.lower() in _UNREAD and not file_kind(file)}
+    unread = {name: file for name, file in visible.items() if file.suffix.lower() in _UNREAD and name not in readable}
     for file in unread.values():
         if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists():
             is_whole = (file.parent / "state.json").exists()
             read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
-            told = f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside"
             raise ValueError(
-                f"{told} dataset_info.json); write it as Parquet, and name that file: "
+                f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside "
+                "dataset_info.json); write it as Parquet, and name that file: "
                 f"datasets.{read}.to_parquet('corpus.parquet')"
             )
-    has_splits = any(_TRAIN.search(name) for name in readable)
+    has_splits = any(map(_TRAIN.search, readable))
     rest = [name for name in readable if _ABOUT.search(name) or (has_splits and _OTHER_SPLIT.search(name))]
-    if not readable.keys() - rest:
-        told = f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}"
-        raise ValueError(f"{told}; name one that has some")
+    if len(rest) == len(readable):
+        raise ValueError(
+            f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}; name one that has some"
+        )
     if unread:
-        names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+        names = ", ".join([*unread][:3]) + f" and {len(unread) - 3} more" * (len(unread) > 3)
         warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {_KINDS}", stacklevel=2)
     return [file for name, file in readable.items() if name not in rest], [*rest, *unread]
 
@@ -237,21 +238,21 @@ def _lines(file: Path) -> Iterator[str]:
 
 def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each object of a file, with its place for messages. Raises ValueError for other JSON values."""
-    if _is_array(file):
-        rows = enumerate(_parsed("".join(_lines(file)), str(file)), start=1)
-        objects = ((f"{file}, entry {number},", row) for number, row in rows)
-    else:
-        lines = ((f"{file}, line {number},", line) for number, line in enumerate(_lines(file), start=1) if line.strip())
-        objects = ((place, _parsed(line.removeprefix("\ufeff"), place)) for place, line in lines)  # of appended files
-    for place, row in objects:
-        if not isinstance(row, dict):
-            raise _no_object(place)
-        yield place, row
-
-
-def _is_array(file: Path) -> bool:
     is_json = file.name.lower().removesuffix(".gz").endswith(".json")
-    return is_json and next((line for line in _lines(file) if line.strip()), "").lstrip().startswith("[")
+    if is_json and next((line for line in _lines(file) if line.strip()), "").lstrip().startswith("["):
+        kind, rows = "entry", enumerate(_parsed("".join(_lines(file)), str(file)), start=1)
+    else:
+        kind, rows = "line", _parsed_lines(file)
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise _no_object(f"{file}, {kind} {number},")
+        yield f"{file}, {kind} {number},", row
+
+
+def _parsed_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(_lines(file), start=1):
+        if line.strip():  # a file that was appended to another has its mark
+            yield number, _parsed(line.removeprefix("\ufeff"), f"{file}, line {number},")
 
 
 def _parsed(text: str, place: str) -> Any:
