@@ -106,41 +106,36 @@ class UsableForm(NamedTuple):
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    constant = _constant(score, scored)
-    own = [reasons_in(score, run) for run in scored]
-    reasons = ((*_shared_reason(constant, run), *of_run) for run, of_run in zip(scored, own, strict=True))
+    reasons = reasons_by_run(score, scored)
+    of_run_or_all = (any(each.kind != "constant" or each.n_layers is None for each in of_run) for of_run in reasons)
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        is_degenerate=None in constant or sum(map(bool, own)) > MOST * len(scored),
+        is_degenerate=sum(of_run_or_all) > MOST * len(scored),
         reasons=dict(Counter(chain.from_iterable(reasons)).most_common()),
         unknown=dict(Counter(check for run in scored for check in unknown_in(score, run)).most_common()),
     )
 
 
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[Reason]]:
-    """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
-    constant = _constant(score, [run for run in runs if _has_value(score, run)])
-    return [[*_shared_reason(constant, run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
-
-
-def _constant(score: str, scored: Sequence[Run]) -> dict[float | None, Reason]:
-    """n_layers (None: all) -> that these runs, at least two, have the same value."""
+    """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value. The first
+    may be that all of the runs, two at least, have the same value, or all of its depth."""
     values_at = defaultdict[float | None, list[float]](list)
-    for run in scored:
-        for depth in {None, *_numbers(run, "n_layers")}:
-            values_at[depth].append(float(run[score]))
-    return {
-        depth: Reason("constant", values[0], depth)
-        for depth, values in values_at.items()
-        if len(values) > 1 == len({*values})
-    }
+    for run in runs:
+        if _has_value(score, run):
+            for depth in {None, float_or_none(run.get("n_layers"))}:
+                values_at[depth].append(float(run[score]))
 
+    alike = {depth: values for depth, values in values_at.items() if len(values) > 1 == len({*values})}
+    constant = {depth: Reason("constant", values[0], depth) for depth, values in alike.items()}
 
-def _shared_reason(constant: Mapping[float | None, Reason], run: Run) -> list[Reason]:
-    """What a run shares with all runs, or with those of its depth."""
-    reason = constant.get(None) or constant.get(*_numbers(run, "n_layers"))
-    return [reason] if reason else []
+    def reasons(run: Run) -> Iterator[Reason]:
+        if _has_value(score, run):
+            if shared := constant.get(None) or constant.get(float_or_none(run.get("n_layers"))):
+                yield shared
+            yield from reasons_in(score, run)
+
+    return [[*reasons(run)] for run in runs]
 
 
 def _has_value(score: str, run: Run) -> bool:
