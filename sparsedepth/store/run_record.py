@@ -71,6 +71,11 @@ FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHT
 _SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
 
 
+def subject_file(subject: Subject) -> str:
+    """The file of a record that holds its subject."""
+    return next(name for name, kind in SUBJECTS.items() if isinstance(subject, kind))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """A complete folder, read and verified."""
@@ -156,8 +161,8 @@ def check_place(out: Path) -> None:
     """Raises ValueError, one line, unless `out` is absent or an empty folder, in a folder that can be written."""
     temporary = temporary_path(out.resolve())
     if temporary.parent.name == "runs":
-        models = temporary.parent.with_name("models")
-        raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(models)!r}")
+        models = str(temporary.parent.with_name("models"))
+        raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {models!r}")
     refuse_complete(temporary.parent)
     refuse_current(out)
     try:
@@ -173,30 +178,22 @@ def check_place(out: Path) -> None:
 def save_measured(
     out: Path, model: MeasuredModel, summary: Row, manifest: Row, tables: Mapping[Table, Iterable[Row]]
 ) -> None:
-    """Write the record of a measured model, atomically. Empty tables get no file. Raises as `check_place`."""
+    """`save_record` of a measured model. Raises as `check_place`."""
     check_place(out)
-    _save(out, MODEL, model, {"outcome": "ok", "params_total": model.params_total, **summary}, manifest, tables)
+    save_record(out, model, {"outcome": "ok", "params_total": model.params_total, **summary}, manifest, tables)
 
 
-def save_imported(
-    results: Path, run: ImportedRun, summary: Row, manifest: Row, tables: Mapping[Table, Iterable[Row]]
-) -> Path:
-    """Write the record of a point of somebody's training, atomically, among the runs of a results folder."""
-    folder = run_folder(results, run.run_id)
-    _save(folder, IMPORTED, run, summary, manifest, tables)
-    return folder
-
-
-def _save(
+def save_record(
     folder: Path,
-    name: str,
     subject: MeasuredModel | ImportedRun,
     summary: Row,
     manifest: Row,
     tables: Mapping[Table, Iterable[Row]],
 ) -> None:
+    """Write the record of a measured model, or of a point of somebody's training, atomically. Empty tables get no
+    file."""
     with atomic_folder(folder) as aside:
-        write_json(aside / name, subject.model_dump(mode="json"))
+        write_json(aside / subject_file(subject), subject.model_dump(mode="json"))
         write_manifest(aside, manifest)
         write_summary(aside, summary)
         for table, rows in tables.items():
@@ -214,8 +211,9 @@ def _check_rows(table: Table, rows: Sequence[Row]) -> None:
             assert name in names, f"{table} has no column {name!r}; it has {names}"
         if metrics:
             metric = str(row["metric"]).partition("@")[0]
-            hint = did_you_mean(metric, metrics, "add it to its quantities")
-            assert metric in metrics, f"{metric!r} is no metric of {table}; {hint}"
+            assert metric in metrics, (
+                f"{metric!r} is no metric of {table}; {did_you_mean(metric, metrics, 'add it to its quantities')}"
+            )
         key = tuple(row.get(name) for name in KEYS[table])
         assert None not in key, f"{table}: {dict(zip(KEYS[table], key, strict=True))} must be complete"
         assert key not in seen, f"{table}: two rows at {dict(zip(KEYS[table], key, strict=True))}"
@@ -336,11 +334,10 @@ def _parse_subject(folder: Path, name: str, content: bytes, run_id: str, plugins
             return _parse_config(content.decode())
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
-        tasks = plugins.items() if isinstance(plugins, dict) else ()
         loaded = {each for own in PLUGINS for each in own.makes}
         if files := [
             by.get("file")
-            for task, by in tasks
+            for task, by in (plugins.items() if isinstance(plugins, dict) else ())
             if isinstance(by, dict) and task.startswith("task:") and task not in loaded
         ]:
             told = f"is of the plugin {files[0]}, which is not loaded; name its file with --plugin"

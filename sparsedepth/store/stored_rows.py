@@ -42,7 +42,7 @@ from sparsedepth.store.parquet import (
     rows_table,
     table_bytes,
 )
-from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
+from sparsedepth.store.run_record import INDEX, Record, Subject, parse_record, subject_file
 from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.words.plain_text import utf8
@@ -197,13 +197,13 @@ def write_tables(
 ) -> None:
     """Write the files and `others`, compressed at `level`, into a folder that nobody reads; the index has `facts`."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
-    in_memory = {view: rows.in_memory(view) for view in rows.tables}
-    views, content = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
-    if views:
-        contents[ROWS] = content
+    views = {}
+    if in_memory := {view: part for view in rows.tables if len(part := rows.in_memory(view))}:
+        views, contents[ROWS] = _rows_bytes(in_memory, level)
+    checksums = {}
     for name, content in contents.items():
         (folder / f"{name}.parquet").write_bytes(content)
-    checksums = {f"{name}.parquet": hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        checksums[f"{name}.parquet"] = hashlib.sha256(content).hexdigest()
     write_json(folder / INDEX, {"version": VERSION, **facts, "views": views, "files": checksums})
 
 
@@ -213,15 +213,14 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     fields = {field.name: field for table in TABLES for field in view_schema(table)}  # a name has the same type in all
     schema = pa.schema([pa.field("view", pa.string()), *fields.values()])
     content = io.BytesIO()
-    compression = codec_of(sum(rows.nbytes for rows in tables.values()), level)
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    repeating = [name for name in schema.names if name not in floats]  # a dictionary of distinct floats only adds bytes
     with pq.ParquetWriter(
         content,
         schema,
-        compression=compression,
+        compression=codec_of(sum(rows.nbytes for rows in tables.values()), level),
         compression_level=level,
-        use_dictionary=repeating,
+        # a dictionary of distinct floats only adds bytes
+        use_dictionary=[name for name in schema.names if name not in floats],
         use_byte_stream_split=floats,
     ) as writer:
         end = 0
@@ -229,8 +228,7 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
             named = rows.append_column("view", _repeated(view, len(rows)))
             whole = pa.concat_tables([empty_table(schema), named], promote_options="default")  # NULL where it lacks one
             writer.write_table(whole, row_group_size=GROUP_ROWS)
-            first = end
-            end = end + math.ceil(len(rows) / GROUP_ROWS)
+            first, end = end, end + math.ceil(len(rows) / GROUP_ROWS)
             views[view] = first, end
     return views, content.getvalue()
 
@@ -352,9 +350,8 @@ def _run_row(run: Record) -> Named:
     for name in ("packages", "plugins"):
         if isinstance(facts[name], dict):
             facts[name] = json.dumps(facts[name], sort_keys=True)
-    subject = next(name for name, kind in SUBJECTS.items() if isinstance(run.subject, kind))
     parts = {
-        subject: _subject_columns(run.subject),
+        subject_file(run.subject): _subject_columns(run.subject),
         "summary.json": {column.name: run.summary.get(column.name) for column in quantities.RUNS},
         "manifest.json": facts,
     }
@@ -392,10 +389,9 @@ def _typed(run: Record, file: str, values: Row) -> Named:
         if value is None:
             continue
         kind, largest = _KINDS[_TYPES[name]]
-        fits = type(value) is kind or (kind is float and type(value) is int)
-        if not fits or (largest is not None and not -largest <= value <= largest):
-            told = f"has {name}={str(value)[:40]!r}, which is not a {_TYPES[name]}"
-            raise DamagedRun(run.folder, file, told)
+        is_kind = type(value) is kind or (kind is float and type(value) is int)
+        if not is_kind or (largest is not None and not -largest <= value <= largest):
+            raise DamagedRun(run.folder, file, f"has {name}={str(value)[:40]!r}, which is not a {_TYPES[name]}")
         typed[name] = utf8(value) if kind is str and not value.isascii() else value
     return typed
 

@@ -20,7 +20,7 @@ from sparsedepth.quantities.quantity import WATCHED, Named, Row
 from sparsedepth.run.publish import code_version, provenance
 from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.packs import refuse_pack
-from sparsedepth.store.run_record import IMPORTED, RUNS, run_folder, save_imported
+from sparsedepth.store.run_record import IMPORTED, RUNS, run_folder, save_record
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.words.values import assignment
 
@@ -127,4 +127,6 @@ class Points:
             "measuring_seconds": round(seconds, 3),
             **(facts or {}),
         }
-        return save_imported(self.out, run, self.training.summary_at(step, found), manifest, found.tables())
+        folder = run_folder(self.out, run.run_id)
+        save_record(folder, run, self.training.summary_at(step, found), manifest, found.tables())
+        return folder

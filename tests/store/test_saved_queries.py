@@ -8,7 +8,7 @@ from sparsedepth.plots import depth as depth_figure
 from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import save_imported
+from sparsedepth.store.run_record import run_folder, save_record
 from sparsedepth.store.saved_queries import QUESTIONS, answered, ask
 from sparsedepth.store.setting import configuration_of, read_settings, settings_of
 from sparsedepth.store.subject import ImportedRun
@@ -88,7 +88,7 @@ def test_a_learning_rate_curve_has_one_point_of_a_watched_training(tmp_path):
             config = {"n_layers": 2, "lr": lr, "train_tokens": 8 * step}
             run = ImportedRun(origin=WATCHED, cluster=str(lr), config=config, step=step)
             summary = {"outcome": "ok", "val_loss": loss, "steps": step, "tokens_trained": 8 * step}
-            save_imported(tmp_path, run, summary, {}, {})
+            save_record(run_folder(tmp_path, run.run_id), run, summary, {}, {})
     with open_store(tmp_path) as store:
         assert rows(store, "lr_curves", "lr", "runs", "val_loss") == [(0.001, 1, 3.0), (0.002, 1, 4.0)]
 

@@ -13,7 +13,7 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store import connection
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import save_imported
+from sparsedepth.store.run_record import run_folder, save_record
 from sparsedepth.store.saved_queries import ask
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.store.tuning_roles import (
@@ -122,7 +122,13 @@ def test_trainings_of_one_name_in_two_folders_are_two(tmp_path, other):
         for step in (1, 2):
             config = {"n_layers": 2, "seed": 0, "weight_decay": 0.1, **fields, "train_tokens": 8 * step}
             run = ImportedRun(origin=WATCHED, cluster="training", config=config, step=step)
-            save_imported(tmp_path / folder, run, {"outcome": "ok", "steps": step, "tokens_trained": 8 * step}, {}, {})
+            save_record(
+                run_folder(tmp_path / folder, run.run_id),
+                run,
+                {"outcome": "ok", "steps": step, "tokens_trained": 8 * step},
+                {},
+                {},
+            )
     with open_store(tmp_path / "a", tmp_path / "b") as store:
         assert store.sql(f"select steps from runs where {IS_RESULT}").rows == ((2,), (2,))
 
