@@ -7,8 +7,7 @@ of their own and are no part of a label; nor are sizes and data that follow from
 as a task's vocabulary or a budget of tokens per parameter."""
 
 import functools
-import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,7 +18,7 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.schema import stored_fields
+from sparsedepth.store.schema import stored_fields, stored_value
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_POINT, IS_RESULT, IS_TRAINED, parse_tuned_fields
 from sparsedepth.words.differences import setting_label
@@ -86,13 +85,10 @@ def only_tuning(store: "Store") -> Progress | None:
     ((n_trained, n_tuning),) = store.sql(sql).rows
     if not n_trained or n_tuning < n_trained:
         return None
+    grids = (grid for grid in definitions_of(store.roots) if not grid.is_search)
     planned = sum(
-        len(grid.tuned_cells())
-        * prod(map(len, grid.tune.values()))
-        * len(grid.tuning_seeds)
-        * (1 + len(grid.branch_at))
-        for grid in definitions_of(store.roots)
-        if not grid.is_search
+        prod(map(len, (grid.tuned_cells(), *grid.tune.values(), grid.tuning_seeds))) * (1 + len(grid.branch_at))
+        for grid in grids
     )
     return Progress(n_tuning, planned)
 
@@ -120,17 +116,8 @@ def configuration_of(config: RunConfig, tuned: Iterable[str]) -> Configuration:
     return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=stored_fields(config))
 
 
-class _Rule(NamedTuple):
-    """Fields that labels leave out where they follow from the depth, and from the rest of the label if so."""
-
-    applies: Callable[[str], bool]
-    from_labels: bool
-
-
-_RULES = (
-    _Rule(lambda name: _ROLES[name].kind in ("capacity", "data"), from_labels=True),
-    _Rule(lambda name: name in ("lr", "weight_decay", "n_heads", "n_kv_heads"), from_labels=False),
-)
+_FROM_DEPTH = ("lr", "weight_decay", "n_heads", "n_kv_heads")
+"""Labels leave them out where they follow from the depth; sizes and data also where from that and the other labels."""
 _TRIED_LAST = {"d_model": 1, "corpus": 2}
 """From the width a d_ff and a budget follow; the group or length of a corpus is a shorter label."""
 
@@ -148,7 +135,7 @@ def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration]
     varying = tuple(name for name in CELL_FIELDS if len(values[name]) > 1)
     chosen = [name for name in varying if name not in is_tuned and name != "n_layers"]
     label_fields, by_depth = _label_fields([name for name in chosen if _is_label_field(name, every)], every)
-    data: list[str] = []
+    data = []
     for name in varying:
         if _ROLES[name].kind == "data" and not (data and _follows(name, data, every)):
             data.append(name)
@@ -163,12 +150,14 @@ def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration]
 
 
 def _label_fields(names: list[str], cells: Sequence[Configuration]) -> tuple[list[str], dict[str, Mapping[int, Any]]]:
-    """The fields of labels without those that follow (_RULES), and the values of those that follow from depth alone."""
+    """The fields of labels without those that follow, and the values of those that follow from depth alone."""
     by_depth: dict[str, Mapping[int, Any]] = {}
     for name in sorted(names, key=lambda name: _TRIED_LAST.get(name, 0)):
         others = [other for other in names if other != name]
-        rules = [rule for rule in _RULES if rule.applies(name)]
-        if any(_follows(name, ["n_layers", *(others if rule.from_labels else ())], cells) for rule in rules):
+        is_size = _ROLES[name].kind in ("capacity", "data")
+        if not is_size and name not in _FROM_DEPTH:
+            continue
+        if _follows(name, ["n_layers", *(others if is_size else ())], cells):
             names = others
             if _follows(name, ["n_layers"], cells) and not _follows(name, others, cells):
                 sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _is_known(cell, name)}
@@ -221,8 +210,8 @@ def relative(value: float | None, reference: float | None) -> float | None:
 def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
     """Whether a varying field belongs in labels: no field of measuring or recording, and one of experts only where
     it varies between models with experts."""
-    moe_values = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
-    return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(moe_values) > 1)
+    role, of_experts = _ROLES[name], {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
+    return role.kind not in ("measure", "record") and (not role.needs_experts or len(of_experts) > 1)
 
 
 def _without(cell: Configuration, fields: Container[str]) -> tuple[Any, ...]:
@@ -245,12 +234,10 @@ def sparsity_rank(name: str, values: Row) -> tuple[float, float]:
     if name == "n_experts":
         active = values.get("top_k")
         return (float(number > 0), -float(active if isinstance(active, int) else 1) / max(number, 1.0))
-    if _ROLES[name].sparser_direction:
-        return (0.0, number if _ROLES[name].sparser_direction == "more" else -number)
-    if _ROLES[name].kind == "depth":
-        return (0.0, number)
-    stated = json.dumps(value) if isinstance(value, tuple) else value
-    return (float(stated != _defaults()[name]), number)
+    role = _ROLES[name]
+    if role.sparser_direction or role.kind == "depth":
+        return (0.0, -number if role.sparser_direction == "less" else number)
+    return (float(stored_value(value) != _defaults()[name]), number)
 
 
 def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> Configuration:
