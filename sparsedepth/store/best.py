@@ -201,7 +201,7 @@ def _incomplete(store: Store, search: SweepDefinition | None) -> set[str]:
     if search is None:
         return set()
     sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least_seeds(search)}"
-    return {cell_id for (cell_id,) in store.sql(sql).rows}
+    return {*chain.from_iterable(store.sql(sql).rows)}
 
 
 def _cells(rows: Sequence[Row], by: str, beside: Sequence[str], incomplete: set[str]) -> list[Ranked]:
@@ -265,9 +265,9 @@ def _table(
                 "note": ", ".join(compress(("baseline", "front", "incomplete", "no value"), applies)) or None,
             }
         )
-    optional = {name: any(row[name] for row in rows) for name in ("model", "tuning", "diverged", "params", "flops")}
-    optional["source"] = len(frozenset[str]().union(*(cell.sources for cell in shown))) > 1
+    empty = {name for name in ("model", "tuning", "diverged", "params", "flops") if not any(row[name] for row in rows)}
+    if len({source for cell in shown for source in cell.sources}) < 2:
+        empty.add("source")
     names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "params", "flops")
-    secondary = [name for name in beside if name != by]
-    columns = [name for name in (*names, by, "lo", "hi", *secondary, "note") if optional.get(name, True)]
-    return QueryResult.of_records(rows, columns)
+    names = (*names, by, "lo", "hi", *(name for name in beside if name != by), "note")
+    return QueryResult.of_records(rows, [name for name in names if name not in empty])

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.quantities.quantity import Named, Row
@@ -53,11 +54,8 @@ class QueryResult:
 
     def of_columns(self, names: Container[str]) -> "QueryResult":
         """The columns of these names, in their order here."""
-        indices = [index for index, name in enumerate(self.columns) if name in names]
-        return QueryResult(
-            columns=tuple(self.columns[index] for index in indices),
-            rows=tuple(tuple(row[index] for index in indices) for row in self.rows),
-        )
+        kept = [name in names for name in self.columns]
+        return QueryResult(tuple(compress(self.columns, kept)), tuple(tuple(compress(row, kept)) for row in self.rows))
 
     def without_empty(self) -> "QueryResult":
         """The columns with any value that is not NULL."""
@@ -66,16 +64,16 @@ class QueryResult:
 
     def are_numeric(self) -> list[bool]:
         """Of each column, whether it has numbers, and nothing else."""
-        return [_is_numeric([value for value in values if value is not None]) for values in self.values()]
+        known = ([value for value in values if value is not None] for values in self.values())
+        return [
+            bool(values)
+            and all(isinstance(value, int | float | Decimal) and type(value) is not bool for value in values)
+            for values in known
+        ]
 
     def with_decimals(self) -> "QueryResult":
         """Floats that the query rounded to at most MAX_DECIMALS as decimals, which are shown with all their digits."""
         return QueryResult(columns=self.columns, rows=tuple(zip(*map(_as_decimals, self.values()), strict=True)))
-
-
-def _is_numeric(known: list[Any]) -> bool:
-    is_number = (isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in known)
-    return bool(known) and all(is_number)
 
 
 def _as_decimals(values: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ In the SQL {varying} stands for the fields that vary in the store, {others} for 
 that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
 (`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -235,7 +235,11 @@ def answered(store: Store, name: str) -> Answered:
     else:
         query = QUESTIONS[name]
         settings = read_settings(store)
-        scores = tuple(_sound_scores(store, query))
+        rows_of = "SELECT {} FROM runs WHERE " + IS_RESULT
+        scores = tuple(
+            usable_form(score, store.sql(rows_of.format(", ".join(columns_for(score)))).records())
+            for score in query.scores
+        )
         result = _result(store, query, [*dict.fromkeys(usable.form for usable in scores)], settings)
         shown = with_setting_column(result, settings) if settings else result
     forms = " ".join(dict.fromkeys(usable.form for usable in scores))
@@ -268,16 +272,13 @@ def _result(store: Store, query: SavedQuery, scores: Sequence[str], settings: Se
     return _with_interval(answer) if "losses" in answer.columns else answer
 
 
-def _sound_scores(store: Store, query: SavedQuery) -> Iterator[UsableForm]:
-    for score in query.scores:
-        rows = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {IS_RESULT}").records()
-        yield usable_form(score, rows)
-
-
 def _with_interval(answer: QueryResult) -> QueryResult:
     """The column `losses`, one per seed, replaced by the ends of their mean's interval, from 0 on."""
-    at = answer.columns.index("losses")
-    intervals = (mean_interval(row[at])[1:] for row in answer.rows)
-    ends = [(None if lo is None else max(lo, 0.0), hi) for lo, hi in intervals]
-    rows = tuple((*row[:at], *pair, *row[at + 1 :]) for row, pair in zip(answer.rows, ends, strict=True))
-    return QueryResult(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=rows)
+    columns = {}
+    for name, values in zip(answer.columns, answer.values(), strict=True):
+        if name != "losses":
+            columns[name] = values
+            continue
+        ends = [mean_interval(losses)[1:] for losses in values]
+        columns |= {"lo": [None if lo is None else max(lo, 0.0) for lo, _ in ends], "hi": [hi for _, hi in ends]}
+    return QueryResult.from_columns(columns)

@@ -77,9 +77,8 @@ def _longest(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 def _quantities(loss: str) -> list[Quantity]:
     """Those measured that are better in one direction, or a link of the chain; of the losses the comparable one."""
-    other_losses = {COMMON, OWN} - {loss}
-    measured = (quantity for quantity in IN_RUNS.values() if quantity.measure and quantity.name not in other_losses)
-    return [quantity for quantity in measured if quantity.better or quantity.stage]
+    told = (each for each in IN_RUNS.values() if each.measure and (each.better or each.stage))
+    return [quantity for quantity in told if quantity.name not in {COMMON, OWN} - {loss}]
 
 
 def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
@@ -99,8 +98,8 @@ def _compared(quantity: Quantity, runs: "pd.DataFrame") -> Named | None:
     n0 = (n_seeds - (n**2).groupby(depth).sum() / n_seeds).sum() / df_between
     noise = math.sqrt(within)
     ratio = float(between / within)
-    ratios = (ratio, *_ratio_interval(ratio, df_between, df_within))
-    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / n0) for end in ratios)
+    ends = _ratio_interval(ratio, df_between, df_within)
+    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / n0) for end in (ratio, *ends))
     return {
         "quantity": quantity.name,
         "configurations": len(cells),
