@@ -151,23 +151,24 @@ def _values(
     table: Table, numbers: Sequence[int], table_map: TableMap, parsed: Mapping[str, Expression]
 ) -> tuple[list[int], dict[str, _Values]]:
     """The numbers of the imported rows, and the values of each field in them."""
-    mistakes: list[str] = []
+    mistakes, missing = list[str](), list[str]()
     fields: dict[str, _Values] = {}
+    lacking = set[int]()
     for name, entry in table_map.entries.items():
         try:
             fields[name] = _field(table, name, entry, parsed[name])
         except ValueError as error:
             mistakes.append(f"fields.{name}: {error}")
-    required = [name for name, entry in table_map.entries.items() if not entry.optional and name in fields]
-    kept = list(numbers)
-    if table_map.missing == "leave_out":
-        kept = [number for number in numbers if all(fields[name][number] is not None for name in required)]
-        mistakes += [] if kept else ["no row has a value of every field"]
-    else:
-        for name in required:
-            if absent := [number for number in numbers if fields[name][number] is None]:
-                rows = f"{counted(len(absent), 'row')}, first in row {absent[0]}"
-                mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
+            continue
+        absent = [number for number in numbers if fields[name][number] is None and not entry.optional]
+        lacking.update(absent)
+        if absent and table_map.missing == "refuse":
+            rows = f"{counted(len(absent), 'row')}, first in row {absent[0]}"
+            missing.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
+    kept = [number for number in numbers if number not in lacking]
+    if not kept and table_map.missing == "leave_out":
+        missing.append("no row has a value of every field")
+    mistakes += missing
     constants: dict[str, _Values] = {}
     for name, value in table_map.constants.items():
         typed = as_type(value, TARGETS[name])
@@ -176,15 +177,14 @@ def _values(
         constants[name] = dict.fromkeys(numbers, typed)
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, {"outcome": _outcomes(table, numbers, parsed)} | constants | fields
+    return kept, {"outcome": _outcomes(table, parsed)} | constants | fields
 
 
-def _outcomes(table: Table, numbers: Sequence[int], parsed: Mapping[str, Expression]) -> _Values:
+def _outcomes(table: Table, parsed: Mapping[str, Expression]) -> _Values:
     """'diverged' of a row with an infinite loss."""
     of_loss = {column for name in LOSSES if name in parsed for column in parsed[name].columns}
     infinite = [f"coalesce(isinf(TRY_CAST({quoted(column)} AS DOUBLE)), false)" for column in of_loss]
-    diverged = dict(table.rows(" OR ".join(infinite) or "false", "texts"))
-    return {number: "diverged" if diverged[number] else "ok" for number in numbers}
+    return dict(table.rows(f"if({' OR '.join(infinite) or 'false'}, 'diverged', 'ok')", "texts"))
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
@@ -196,13 +196,13 @@ def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Va
         raw = _computed(table, entry, expression, name not in SETTABLE)
         if wrong := _wrong(raw, lambda value: not math.isfinite(value)):
             raise ValueError(f"{entry.of!r} is {wrong}: no finite number; change `of`")
-    typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
+    typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values())}
     if wrong := _wrong(raw, lambda value: typed[value] is None):
         raise ValueError(f"{name} is {wrong}: {_KINDS[type]} is needed; change `of`")
     for value, typed_value in typed.items():
-        if mistakes := _mistakes_of(name, typed_value):
+        if value is not None and (mistakes := _mistakes_of(name, typed_value)):
             raise ValueError(f"{mistakes[0]}: {_wrong(raw, partial(operator.eq, value))}")
-    return {number: None if value is None else typed[value] for number, value in raw.items()}
+    return {number: typed[value] for number, value in raw.items()}
 
 
 def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
@@ -212,19 +212,21 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
     texts = dict(table.rows(quoted(expression.column) if is_text else not_missing(expression.column), "texts"))
     if entry.values is None:
         return texts
-    listed = {by_value(text): value for text, value in entry.values.items()} | entry.values
-    found = {text: text if text in listed else by_value(text) for text in texts.values() if text is not None}
+    listed = {by_value(text): value for text, value in entry.values.items()} | entry.values | {None: None}
+    found = {text: text if text in listed else by_value(text) for text in {*texts.values()}}
     if wrong := _wrong(texts, lambda text: found[text] not in listed):
         raise ValueError(f"{expression.column!r} is {wrong}, which `values` does not list; list it there")
-    return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
+    return {number: listed[found[text]] for number, text in texts.items()}
 
 
 def _computed(table: Table, entry: Entry, expression: Expression, is_result: bool) -> _Values:
     """The numbers that an expression has; NULL where one of its columns is missing. Raises ValueError."""
     for name in sorted(expression.columns):
         if wrong := _wrong(dict(table.no_numbers(name, is_result)), lambda _: True):
-            needed = "a number is needed, without unit and separators"
-            raise ValueError(f"column {name!r} is {wrong}: {needed}; edit the table, or change `of`")
+            raise ValueError(
+                f"column {name!r} is {wrong}: a number is needed, without unit and separators; edit the table, or "
+                "change `of`"
+            )
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):
         raise ValueError(f"{entry.of!r} is {type}, and a number is needed")
     missing = " OR ".join(f"{quoted(name)} IS NULL" for name in expression.columns) or "false"
@@ -279,8 +281,11 @@ def _rows_of(
             mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
         rows.append((run, number, known))
     if mistakes:
-        fix = "map a field in which they differ (seed, train_tokens, lr, cluster; a quantity does not tell runs apart)"
-        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}, or select one with where"])
+        fix = (
+            f"{len(mistakes)} such rows: map a field in which they differ (seed, train_tokens, lr, cluster; a quantity "
+            "does not tell runs apart), or select one with where"
+        )
+        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], fix])
     return rows
 
 
@@ -303,13 +308,14 @@ def _record(run: ImportedRun, known: Row, manifest: Row, folder: Path) -> Files:
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
     if tokens and params:
         summary.setdefault("tokens_per_param", tokens / params)
-    of_layers = [(*name.split("@"), value) for name, value in known.items() if "@" in name]
+    n_layers = run.config["n_layers"]
     layers = [
         {"step": 0, "layer": int(layer), "metric": metric, "value": value}
-        for metric, layer, value in of_layers
-        if 0 <= int(layer) <= run.config["n_layers"]
+        for name, value in known.items()
+        for metric, at, layer in [name.partition("@")]
+        if at and 0 <= int(layer) <= n_layers
     ]
-    summary.setdefault("residual_variance_last", known.get(f"residual_variance@{run.config['n_layers']}"))
+    summary.setdefault("residual_variance_last", known.get(f"residual_variance@{n_layers}"))
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},

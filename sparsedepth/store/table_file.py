@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,8 +92,8 @@ def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
     refuse_empty(path)
     with _errors_of(path):
         content = read_regular(path, MAX_BYTES, path.parent)
-    head, *columns = in_child(lambda: _parts(path, content, choose), repr(str(path)), seconds)
-    columns = pa.ipc.open_stream(columns[0]).read_all()
+    head, stream = in_child(lambda: _parts(path, content, choose), repr(str(path)), seconds)
+    columns = pa.ipc.open_stream(stream).read_all()
     sha256 = hashlib.sha256(content).hexdigest()
     return Texts(source=str(path), name=path.name, sha256=sha256, columns=columns, **json.loads(head))
 
@@ -324,16 +325,14 @@ def _make_views(table: Table, columns: Collection[str]) -> None:
     mixed = []
     for name in columns:
         text, number = not_missing(name), number_of(name)
-        whole = f"regexp_full_match({text}, '-?[0-9]+')"
-        checks = (  # the first that holds for all values
-            f"bool_and({whole}) AND max(abs({number})) BETWEEN 2**53 AND 2**63",
-            f"bool_and({text} IS NULL OR {number} IS NOT NULL)",
-            f"bool_and(lower({text}) IN ('true', 'false'))",
-        )
-        answers = table.connection.execute(f"SELECT {', '.join(checks)} FROM texts").fetchone() or ()
-        types = (f"CAST({text} AS HUGEINT)", number, f"CAST({text} AS BOOLEAN)")
-        value = next((type for type, holds in zip(types, answers, strict=True) if holds), quoted(name))
-        mixed.append(f"{value} AS {quoted(name)}")
+        whole = f"bool_and(regexp_full_match({text}, '-?[0-9]+'))"
+        types = {  # the first whose condition holds for all values
+            f"CAST({text} AS HUGEINT)": f"{whole} AND max(abs({number})) BETWEEN 2**53 AND 2**63",
+            number: f"bool_and({text} IS NULL OR {number} IS NOT NULL)",
+            f"CAST({text} AS BOOLEAN)": f"bool_and(lower({text}) IN ('true', 'false'))",
+        }
+        (holds,) = table.connection.execute(f"SELECT {', '.join(types.values())} FROM texts").fetchall()
+        mixed.append(f"{next(compress(types, holds), quoted(name))} AS {quoted(name)}")
     numbers = [f"{number_of(name)} AS {quoted(name)}" for name in columns]
     for view, selected in (("TABLE numbers", numbers), ("VIEW mixed", mixed)):  # 1 s per query as a view of 70 columns
         table.connection.execute(f"CREATE {view} AS SELECT {', '.join([ROW, *selected])} FROM texts")

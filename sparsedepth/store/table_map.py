@@ -77,8 +77,8 @@ class LayerEntry(Section):
     def fields(self, columns: Collection[str]) -> dict[str, Entry]:
         """METRIC@LAYER -> its column."""
         pattern = re.compile(re.escape(self.value).replace(r"\{layer\}", r"(\d+)"))
-        found = {column: match.groups() for column in columns if (match := pattern.fullmatch(column))}
-        layers = {int(number[0]) - self.layer + 1 if number else self.layer: name for name, number in found.items()}
+        matches = filter(None, map(pattern.fullmatch, columns))
+        layers = {int(match[1]) - self.layer + 1 if pattern.groups else self.layer: match[0] for match in matches}
         return {f"{self.metric}@{n}": Entry(of=name, optional=True) for n, name in layers.items()}
 
 
