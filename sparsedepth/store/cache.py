@@ -9,23 +9,27 @@ empty), until a query names another table. Small segments are merged into one at
 rewritten few times. A read-only folder has no cache; a pack needs none, unless it was written with other columns."""
 
 import functools
+import operator
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 import pyarrow as pa
 
 from sparsedepth.files import atomic_folder, digest, write_text
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import Named, Table
 from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import DamagedRun, is_complete
 from sparsedepth.store.packs import Part, find_runs
+from sparsedepth.store.parquet import empty_table
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.stored_rows import Rows, StoredRun, UnreadTable, read_rows
+from sparsedepth.store.stored_rows import Rows, StoredRun, UnreadTable, read_rows, view_schema
 from sparsedepth.words.runs import damage_text
 
 CACHE_FROM = 32
@@ -101,13 +105,11 @@ def _names(folder: Path) -> list[str]:
 
 def _open(folder: Path) -> Rows | None:
     """The segment; None if it is missing, damaged or of another version."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError):
         index = stored_rows.read_index(folder)
         if _is_readable(runs := stored_rows.read_runs(folder, index)):
             views = {} if index.get(_LATER) else stored_rows.open_views(folder, index)
             return Rows(runs=runs, tables=views, folder=folder)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
     return None
 
 
@@ -118,9 +120,8 @@ def _is_readable(runs: pa.Table) -> bool:
 
 def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
     """Some of the runs; the others stay in the tables, and are named."""
-    run_ids = rows.runs["run_id"].to_pylist()
-    left_out = frozenset(run_id for run_id, is_kept in zip(run_ids, kept, strict=True) if not is_kept)
-    return replace(rows, runs=rows.runs.filter(pa.array(kept, pa.bool_())), left_out=left_out)
+    left_out = compress(rows.runs["run_id"].to_pylist(), map(operator.not_, kept))
+    return replace(rows, runs=rows.runs.filter(pa.array(kept, pa.bool_())), left_out=frozenset(left_out))
 
 
 def _with_tables(
@@ -152,22 +153,22 @@ def _added(folder: Path, segments: Sequence[Rows], new: Rows) -> list[Rows]:
     merged = [new]
     for segment in sorted(segments, key=len):
         n = sum(map(len, merged))
-        has_tables = new.tables and segment.tables
-        if not has_tables or len(segment) > n or n + len(segment) > SEGMENT_RUNS:
+        if not (new.tables and segment.tables) or len(segment) > min(n, SEGMENT_RUNS - n):
             break
         merged.append(segment)
-    written = _written(folder, new if len(merged) == 1 else _joined(merged), merged)
-    return [*(segment for segment in segments if segment not in merged), written]
+    others = [segment for segment in segments if segment not in merged]
+    return [*others, _written(folder, new if len(merged) == 1 else _joined(merged), merged)]
 
 
 def _joined(segments: Sequence[Rows]) -> Rows:
     import pyarrow.compute as pc  # slow to import, and rarely needed
 
-    are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in segments]
-    views = {}
-    for table in TABLES:
-        kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(segments, are_kept, strict=True)]
-        views[table] = pa.concat_tables([stored_rows.empty_table(stored_rows.view_schema(table)), *kept])
+    def kept(table: Table) -> Iterator[pa.Table]:
+        yield empty_table(view_schema(table))
+        for rows in segments:
+            yield rows.in_memory(table).filter(pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()))
+
+    views = {table: pa.concat_tables(kept(table)) for table in TABLES}
     return Rows(runs=pa.concat_tables([rows.runs for rows in segments]), tables=views)
 
 

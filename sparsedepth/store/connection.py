@@ -255,14 +255,15 @@ def _make_views(
         if run_ids and copies == run_ids:
             continue
         loaded = load(part, damaged)
-        seen.update(*(rows.runs["run_id"].to_pylist() for rows in loaded))
+        runs = pa.concat_tables([rows.runs for rows in loaded])
+        seen.update(runs["run_id"].to_pylist())
         root = utf8(str(part.root)).replace("'", "''")
         # The root is the `source`, joined to `folder`, which is '.' for a run as root.
         columns = (
             f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE (if(folder = '.', '{root}', '{root}/' || folder) AS "
             f"folder), '{root}' AS {SOURCE.name}"
         )
-        add("runs", pa.concat_tables([rows.runs for rows in loaded]), columns, copies)
+        add("runs", runs, columns, copies)
         for rows, table in product(loaded, TABLES):
             add(table, rows.tables[table], "*", copies | rows.left_out)
     for view, parts_of_view in selects.items():
@@ -296,14 +297,16 @@ FROM every_run WHERE {IS_TRAINED} AND origin IS NULL AND corpus NOT LIKE 'task:%
 
 def _warn_of_other_texts(store: Store) -> None:
     """Warn of a text that differs between results folders: a run's fields name it by a path, which each may fill."""
-    folders: dict[tuple, dict[str, Path]] = {}
+    folders = defaultdict[tuple, dict[str, str]](dict)
     for corpus, run, results, *fields in store.sql(_ONE_RUN_PER_TEXT).rows:
-        folders.setdefault((corpus, *fields), {})[results] = Path(run)
+        folders[corpus, *fields][results] = run
     for (corpus, *_), runs in folders.items():
-        hashes = {_data_hash(run): results for results, run in runs.items()} if len(runs) > 1 else {}
-        if len(places := [results for data_hash, results in hashes.items() if data_hash]) > 1:
+        hashes = {_data_hash(Path(run)): results for results, run in runs.items()} if len(runs) > 1 else {}
+        hashes.pop(None, None)
+        if len(hashes) > 1:
+            first, *others = hashes.values()
             warnings.warn(
-                f"corpus={corpus!r} is another text in {places[0]} than in {', '.join(places[1:])} (data_hash of their "
+                f"corpus={corpus!r} is another text in {first} than in {', '.join(others)} (data_hash of their "
                 f"runs): losses cannot be compared between them, even of equal configurations",
                 stacklevel=3,
             )
@@ -391,10 +394,10 @@ def _explain(error: duckdb.Error, query: str) -> str:
     if message.startswith("Table with name"):
         message += f" Views: {', '.join((*COLUMNS, 'evals'))}"
     if found := re.match(r'Referenced column "(.+?)" not found', message):
-        name = found[1]
+        name = value = found[1]
         if re.search(rf'(=|<>|\blike\b|\bin *\(([^)]*,)?) *"?{re.escape(name)}\b', query, re.IGNORECASE):
-            is_choice = f"'{name.lower()}'" in str(RunConfig.model_json_schema())
-            value = name.lower() if is_choice else name
+            if f"'{name.lower()}'" in str(RunConfig.model_json_schema()):
+                value = name.lower()
             return f"no column is called {name!r}; a text stands in single quotes: write '{value}'"
         message += "; all columns: `query DIR --schema`"
     if message.startswith("unterminated"):

@@ -152,8 +152,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 
 def _parse(files: Files) -> Evaluation:
-    folder = files.folder
-    marker = files.marker
+    folder, marker = files.folder, files.marker
     if set(marker.files) != {FILE}:
         raise DamagedRun(folder, MARKER, f"does not list exactly {FILE}")
     content = files.read(FILE)
@@ -161,9 +160,8 @@ def _parse(files: Files) -> Evaluation:
         evaluation = build(Evaluation, parse_json(content), FILE)
     except ValueError as error:
         raise OtherVersion(folder, FILE, f"says what this version does not know ({str(error)[:200]})") from None
-    eval_id = evaluation.eval_id
-    if eval_id != marker.run_id:
-        raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
+    if evaluation.eval_id != marker.run_id:
+        raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {evaluation.eval_id}")
     return evaluation
 
 

@@ -210,14 +210,18 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     runs.append(stored_run(run_files(files_in(folder)), utf8(str(folder)[start:] or ".")))
         except OSError as error:
             if not root.exists():
-                there = [path.name for path in root.parent.glob("*")]
+                there = (path.name for path in root.parent.glob("*"))
                 near = did_you_mean(root.name, there, "name a results folder, as given to sweep --out")
-                raise ValueError(f"the folder {str(root)!r} does not exist; {near}") from None
-            if root.is_file():
-                doors = "`judge` gives the verdict on a table of runs, and `import` makes a results folder of one"
-                raise ValueError(f"{str(root)!r} is a file, and results are a folder; {doors}") from None
-            why = f"{error.strerror}: {error.filename!r}"
-            raise ValueError(f"{str(root)!r} cannot be read ({why}); name a folder that may be read") from None
+                told = f"the folder {str(root)!r} does not exist; {near}"
+            elif root.is_file():
+                told = (
+                    f"{str(root)!r} is a file, and results are a folder; `judge` gives the verdict on a table of runs, "
+                    "and `import` makes a results folder of one"
+                )
+            else:
+                why = f"{error.strerror}: {error.filename!r}"
+                told = f"{str(root)!r} cannot be read ({why}); name a folder that may be read"
+            raise ValueError(told) from None
         parts.append(Part(root=root, runs=_without_copies(runs)))
     _without_copies(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]
@@ -234,8 +238,9 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
     if depth > 1 or (depth and folder.name in (RUNS, MODELS)):
         try:
             with os.scandir(folder) as entries:
-                folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-                names = sorted(name for name in folders if not name.startswith("."))
+                names = sorted(
+                    entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
+                )
         except FileNotFoundError:
             if depth == DEPTH:
                 raise
@@ -250,15 +255,17 @@ def _without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
         if run.summary_sha256 != first.summary_sha256:
-            places = f"in {str(first.folder)!r} and in {str(run.folder)!r}"
-            raise ValueError(f"run {run.run_id} is {places} with different results; leave one of the two out")
+            raise ValueError(
+                f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} with different results; "
+                "leave one of the two out"
+            )
     return list(by_id.values())
 
 
 def find_groups(root: Path, kind: str, damaged: list[DamagedRun] | None = None) -> Iterator[Files]:
     """The complete toy groups or evaluations (`kind`: TOYS or EVALS) of a results folder or pack, or a single one.
     Raises DamagedRun, or adds it to the list if given."""
-    folders: list[Path] = []
+    folders = []
     if root.resolve().parent.name == kind and is_complete(root):
         folders = [root]
     elif (root / kind).is_dir():
@@ -361,10 +368,9 @@ def write_pack(folder: Path, rows: stored_rows.Rows, contents: list[Named], n_re
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[Named]:
     """The files of runs without a result, which say why; of a pack those that it has."""
-    contents = open_pack(results).contents if is_pack(results) else {}
-    for place in contents:
+    for place, files in (open_pack(results).contents if is_pack(results) else {}).items():
         if place.startswith(f"{WORK}/"):
-            yield from ({"place": place, "name": name, "content": text} for name, text in contents[place].items())
+            yield from ({"place": place, "name": name, "content": content} for name, content in files.items())
     for path in sorted((results / WORK).glob("*/*.*")):
         if path.name in WORK_FILES and path.is_file() and f"{RUNS}/{path.parent.name}" not in places:
             yield {"place": f"{WORK}/{path.parent.name}", "name": path.name, "content": path.read_bytes()}

@@ -4,7 +4,6 @@ Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a co
 name has one meaning."""
 
 import json
-import math
 import types
 from collections.abc import Mapping
 from contextlib import suppress
@@ -76,12 +75,10 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
         return tuple(plain(entry) for entry in value)
-    if value is None or value is pd.NA or value is pd.NaT:
+    if pd.isna(value):
         return None
     value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float):
-        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def stored_fields(subject: object) -> Named:
@@ -108,15 +105,16 @@ RUN_COLUMNS: tuple[Column, ...] = (
 
 def _metric_columns(view: Table, keys: dict[str, str]) -> tuple[Column, ...]:
     """The columns of a long table: one row per step, keys and metric."""
-    columns = (
-        ("step", "BIGINT", "optimiser steps done when it was measured", "step"),
-        *((name, "BIGINT", meaning, "") for name, meaning in keys.items()),
-        ("metric", "VARCHAR", "name of the quantity, with @threshold where it has one", ""),
-        ("value", "DOUBLE", "its value, in the unit of the metric", ""),
-        ("n", "BIGINT", "sample size behind the value; NULL where nothing was sampled", ""),
-    )
+    columns = {
+        "step": ("BIGINT", "optimiser steps done when it was measured"),
+        **{name: ("BIGINT", meaning) for name, meaning in keys.items()},
+        "metric": ("VARCHAR", "name of the quantity, with @threshold where it has one"),
+        "value": ("DOUBLE", "its value, in the unit of the metric"),
+        "n": ("BIGINT", "sample size behind the value; NULL where nothing was sampled"),
+    }
     return tuple(
-        Column(view=view, name=name, type=type, meaning=meaning, unit=unit) for name, type, meaning, unit in columns
+        Column(view=view, name=name, type=type, meaning=meaning, unit="step" if name == "step" else "")
+        for name, (type, meaning) in columns.items()
     )
 
 

@@ -24,11 +24,11 @@ MATCHED = 0.01
 
 def definitions_of(roots: Sequence[Path]) -> list[SweepDefinition]:
     """The definitions of the sweeps that fill these folders."""
-    found: list[SweepDefinition | None] = []
+    found = []
     for root in roots:
         with contextlib.suppress(ValueError):  # a definition of another version
             found.append(read_definition(root))
-    return [definition for definition in found if definition is not None]
+    return [*filter(None, found)]
 
 
 def search_of(roots: Sequence[Path]) -> SweepDefinition | None:

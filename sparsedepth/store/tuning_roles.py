@@ -83,8 +83,7 @@ def earlier_points(points: Sequence[Row]) -> dict[str, Named]:
         n_at = Counter(place for training in trainings.values() for place in training)
         common = max(n_at, key=lambda place: (n_at[place], place))
         chosen |= {training.get(common, training[max(training)]) for training in trainings.values()}
-    others = [point["run_id"] for point in points if point["run_id"] not in chosen]
-    return {run_id: {"run_id": run_id, "tuning": "earlier"} for run_id in others}
+    return {id: {"run_id": id, "tuning": "earlier"} for point in points if (id := point["run_id"]) not in chosen}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +112,9 @@ def read_tuning(results: Path) -> Tuning | None:
 
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
-        imported = Tuning(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
-        return imported if table_map.tuned else None
+        if not table_map.tuned:
+            return None
+        return Tuning(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
     definition = read_definition(results) if "tune" in read_yaml(results / DEFINITION) else None
     if definition is None or not definition.tune:
         return None
