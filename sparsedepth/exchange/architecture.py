@@ -54,28 +54,33 @@ class Architecture:
     """what was folded, and other notes for users of the weights"""
 
 
+Refusal = tuple[Callable[[ModelConfig], bool], str]
+
+
+def _away(name: str, reason: str) -> Refusal:
+    """Of a field that is away from its default."""
+    return lambda c: name in changed(c), f"{name}={{c.{name}!r}}: {reason}"
+
+
 # fmt: off
-REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
+REFUSED: tuple[Refusal, ...] = (
     (lambda c: c.n_post_layers > 0, "norm={c.norm!r}: no architecture has an RMSNorm after the residual sum"),
-    (lambda c: c.norm_kind != "rms", "norm_kind={c.norm_kind!r}: all matching architectures have RMSNorm"),
+    _away("norm_kind", "all matching architectures have RMSNorm"),
     (lambda c: c.depth_scale == "after_residual",
      "depth_scale='after_residual': it scales the stream itself; folded, weights would grow like n_layers!"),
     (lambda c: not c.is_gated,
      "activation={c.activation!r}: all matching architectures have a gated feed-forward part"),
     (lambda c: c.mask_documents and not _has_pairs(c),
      "mask_documents=True: no architecture limits attention to a document; tokens would see earlier documents"),
-    (lambda c: c.residual_scalars, "residual_scalars=True: in no architecture blocks read the embedding"),
-    (lambda c: c.gpas, "gpas=True: it scales the stream itself; folded, weights would grow with every layer"),
-    (lambda c: c.attention_residuals > 0,
-     "attention_residuals={c.attention_residuals}: all architectures sum their branches"),
-    (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
-    (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no architecture has several residual streams"),
-    (lambda c: c.stream_skips, "stream_skips=True: in no architecture blocks read those of the first half"),
-    (lambda c: c.loops > 1, "loops={c.loops}: no architecture runs a block again; copies of it would train apart"),
-    (lambda c: c.gated_attention != "none",
-     "gated_attention={c.gated_attention!r}: only Qwen3-Next has it, whose other layers are linear attention"),
-    (lambda c: c.window_pattern is not None,
-     "window_pattern={c.window_pattern!r}: architectures with windows have them in every layer, or in every other"),
+    _away("residual_scalars", "in no architecture blocks read the embedding"),
+    _away("gpas", "it scales the stream itself; folded, weights would grow with every layer"),
+    _away("attention_residuals", "all architectures sum their branches"),
+    _away("value_residual", "no architecture reuses the first block's values"),
+    _away("n_streams", "no architecture has several residual streams"),
+    _away("stream_skips", "in no architecture blocks read those of the first half"),
+    _away("loops", "no architecture runs a block again; copies of it would train apart"),
+    _away("gated_attention", "only Qwen3-Next has it, whose other layers are linear attention"),
+    _away("window_pattern", "architectures with windows have them in every layer, or in every other"),
     (lambda c: _has_out_norms(c) and c.n_experts > 0,
      "norm={c.norm!r} with n_experts={c.n_experts}: no mixture of experts has norms on both sides of a branch"),
     (lambda c: _has_out_norms(c) and c.qk_norm, "norm={c.norm!r} with qk_norm=True: Gemma-2 has no q/k norm"),
@@ -115,7 +120,7 @@ def _family(config: ModelConfig) -> str:
         return "qwen3" if config.qk_norm else "llama" if config.sliding_window is None else "mistral"
     if config.qk_norm:
         return "olmoe" if config.qk_norm_over == "all" else "qwen3_moe"
-    is_plain = config.renormalise_gates and not config.n_shared_experts and not config.n_dense_layers
+    is_plain = config.renormalise_gates and not (config.n_shared_experts or config.n_dense_layers)
     return "mixtral" if is_plain else "qwen2_moe"
 
 
@@ -186,8 +191,9 @@ def _experts(config: ModelConfig) -> Named:
 
 def _mixtral(config: ModelConfig) -> Named:
     """Its gates are always renormalised."""
-    experts = {name: value for name, value in _experts(config).items() if name not in ("num_experts", "norm_topk_prob")}
-    return {**experts, "num_local_experts": config.n_experts, "sliding_window": config.sliding_window}
+    experts = {"num_local_experts": config.n_experts, **_experts(config), "sliding_window": config.sliding_window}
+    del experts["num_experts"], experts["norm_topk_prob"]
+    return experts
 
 
 def _qwen_moe(config: ModelConfig) -> Named:
@@ -278,11 +284,9 @@ def _shared_gate(ffn: FeedForward | Experts) -> Weights:
     if isinstance(ffn, FeedForward):
         return {}
     width = ffn.router.in_features
-    named = {"shared_expert_gate.weight": ffn.router.weight.new_zeros(1, width)}
-    if ffn.shared is None:
-        shapes = {"gate_proj": (0, width), "up_proj": (0, width), "down_proj": (width, 0)}
-        named |= {f"shared_expert.{name}.weight": ffn.router.weight.new_empty(shape) for name, shape in shapes.items()}
-    return named
+    empty = {"gate_proj": (0, width), "up_proj": (0, width), "down_proj": (width, 0)} if ffn.shared is None else {}
+    shapes = {f"shared_expert.{name}": shape for name, shape in empty.items()} | {"shared_expert_gate": (1, width)}
+    return {f"{name}.weight": ffn.router.weight.new_zeros(shape) for name, shape in shapes.items()}
 
 
 def random_documents(config: ModelConfig, n: int) -> Tensor:

@@ -71,11 +71,12 @@ class HarnessTask:
         content = [self.loaded.dump_config(), list(self.loaded.eval_docs)[: self.limit]]
         # Without the addresses of functions, which are others in each process.
         definition = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(content, sort_keys=True, default=str))
-        settings = sorted(model.folder.glob("*.json")) if model.config is None else []
+        run = model.config
+        settings = sorted(model.folder.glob("*.json")) if run is None else []
         whole = EvaluationKey(
-            run_id=None if model.config is None else model.config.run_id,
+            run_id=None if run is None else run.run_id,
             weights_hash=digest([model.weights_hash, *map(sha256, settings)]) if settings else model.weights_hash,
-            max_len=(model.facts.max_len if model.config is None else model.config.seq_len) or 0,
+            max_len=(model.facts.max_len if run is None else run.seq_len) or 0,
             task=self.name,
             task_version=str(self.loaded.VERSION),
             task_hash=digest(definition),
@@ -98,7 +99,7 @@ class HarnessTask:
         samples = output["samples"][self.name]
         n = output["n-samples"][self.name]
         hits = _hits(samples)
-        facts = {
+        return {
             "n": n["effective"],
             "n_documents": n["original"],
             "n_truncated": output["n_truncated"],
@@ -107,8 +108,7 @@ class HarnessTask:
                 {"metric": metric, "filter": filter, "correct": "".join("01"[by_id[id]] for id in sorted(by_id))}
                 for (metric, filter), by_id in hits.items()
             ],
-        }
-        return facts, hits
+        }, hits
 
     def _output(self, new_model: Callable[[], "LM"]) -> dict[str, Any]:
         """What the harness says; a metric that it cannot compute is left out, with a warning. Raises ValueError where
@@ -135,8 +135,9 @@ class HarnessTask:
                     found = output()
                     warnings.warn(f"{told} {name} {reason}: it is left out", stacklevel=2)
                     return found
-            fix = f"its metrics are {', '.join(metrics)}: leave out in its YAML what does not fit"
-            raise ValueError(f"{told} it {reason}; {fix}") from error
+            raise ValueError(
+                f"{told} it {reason}; its metrics are {', '.join(metrics)}: leave out in its YAML what does not fit"
+            ) from error
 
 
 def evaluate(
@@ -176,8 +177,7 @@ def evaluate(
 def layers_left(without: str, n_layers: int) -> list[int]:
     """The layers of a model without '5', or without '5-8'. Raises ValueError for other texts or layers."""
     if ends := re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", without):
-        first = int(ends[1])
-        last = int(ends[2] or ends[1])
+        first, last = int(ends[1]), int(ends[2] or ends[1])
         if 1 <= first <= last <= n_layers:
             return [layer for layer in range(1, n_layers + 1) if not first <= layer <= last]
     raise ValueError(f"--without {without!r} is no range of the {n_layers} layers; write 5, or 5-8, from 1, or all")

@@ -77,11 +77,11 @@ def export(run: Path, out: Path) -> Exported:
         inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
         parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
         if not all(difference <= TOLERANCE for difference in parity.values()):  # also false for NaN
-            causes = "".join(f"; {note}" for note in target.notes)
-            raise ValueError(
+            told = (
                 f"the exported model's logits are up to {max(parity.values()):.1e} from the run's, "
-                f"expected at most {TOLERANCE:.0e}; nothing was written{causes}"
+                f"expected at most {TOLERANCE:.0e}; nothing was written"
             )
+            raise ValueError("; ".join([told, *target.notes]))
         versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
         write_text(unfinished / "README.md", export_card(record, target, parity, versions))
     return Exported(

@@ -85,14 +85,14 @@ class DecoderLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """ln p of each text, in disjoint windows of `max_length`, each conditioned on the previous token."""
-        windows: list[tuple[int, Request]] = []
+        owners, windows = [], []
         for index, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])
-            text_windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
-            windows += [(index, (("", ""), *make_disjoint_window(pair))) for pair in text_windows]
+            for pair in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+                owners.append(index)
+                windows.append((("", ""), *make_disjoint_window(pair)))
         totals = [0.0] * len(requests)
-        answers = self._loglikelihood_tokens([request for _, request in windows])
-        for (index, _), (log_p, _) in zip(windows, answers, strict=True):
+        for index, (log_p, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
             totals[index] += log_p
         return totals
 
@@ -159,8 +159,7 @@ class DecoderLM(TemplateLM):
                 break
             ids.append(token)
             answer = self._text.decode(ids[start:])
-            ends = [answer.index(text) for text in until if text and text in answer]
-            if ends:
+            if ends := [answer.index(text) for text in until if text and text in answer]:
                 answer = answer[: min(ends)]
                 break
         self.n_truncated += is_truncated

@@ -76,34 +76,30 @@ class Start:
     def values(self, given: Fields) -> Fields:
         """A run's values merged with the starting model's. Raises ValueError for a model field or tokenizer that
         differs from the starting model's, and for sequences longer than its positions."""
+        run, source = self.loaded.config, f"--from {self.loaded.source}"
         values = without_none(presets.expand(given))
-        reads_text = kind_of(values.get("corpus")).is_tokenised
+        kind = kind_of(values.get("corpus"))
         fixed = {**self.fields, "start_weights": self.loaded.weights_hash, "start_cell": self.cell}
-        if reads_text and self.tokenizer_name is not None:
+        if kind.is_tokenised and self.tokenizer_name is not None:
             fixed["tokenizer"] = self.tokenizer_name
         for name in fixed.keys() & values.keys() - set(FREE):
             if values[name] != fixed[name]:
                 raise ValueError(
-                    f"{name}={values[name]!r}, and the model of --from {self.loaded.source} has "
+                    f"{name}={values[name]!r}, and the model of {source} has "
                     f"{name}={fixed[name]!r}; leave {name} out, or start from another model"
                 )
-        if reads_text and self.loaded.config is not None:
-            fix = "start from a run on text, or train on a task"
-            check_reads_text(f"--from {self.loaded.source}", self.loaded.config, fix)
         filled: Named = {**fixed, **values}
-        if self.loaded.config is not None and kind_of(filled.get("corpus")) is TEXT:
-            filled.setdefault("mask_documents", self.loaded.config.mask_documents)
-        is_masked = kind_of(filled.get("corpus")).packs_documents or filled.get("mask_documents")
-        if self.tokenizer is not None and is_masked:
+        if run is not None:
+            if kind.is_tokenised:
+                check_reads_text(source, run, "start from a run on text, or train on a task")
+            if kind is TEXT:
+                filled.setdefault("mask_documents", run.mask_documents)
+            filled.setdefault("seed", run.seed)
+        if self.tokenizer is not None and (kind.packs_documents or filled.get("mask_documents")):
             filled.setdefault("eod", self.tokenizer.eod)
-        if self.loaded.config is not None:
-            filled.setdefault("seed", self.loaded.config.seed)
         longest = self.loaded.facts.max_len
-        seq_len = filled.get("seq_len", 0)
-        if longest is not None and seq_len > longest:
-            raise ValueError(
-                f"seq_len={seq_len} is longer than the {longest:,} positions of --from {self.loaded.source}"
-            )
+        if longest is not None and (seq_len := filled.get("seq_len", 0)) > longest:
+            raise ValueError(f"seq_len={seq_len} is longer than the {longest:,} positions of {source}")
         return filled
 
     @torch.no_grad()
@@ -159,9 +155,8 @@ def _fields(loaded: LoadedModel) -> Fields:
         (getattr(config, "clip_qkv", None) is not None, "it clips queries, keys and values"),
         (getattr(config, "decoder_sparse_step", 1) != 1, "only some of its layers have experts"),
     )
-    for applies, reason in reasons:
-        if applies:
-            raise ValueError(f"--from {loaded.source} cannot be loaded as a sparsedepth decoder: {reason}")
+    if told := [reason for applies, reason in reasons if applies]:
+        raise ValueError(f"--from {loaded.source} cannot be loaded as a sparsedepth decoder: {told[0]}")
     fields = {
         **{name: getattr(facts, name) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "vocab_size")},
         "d_ff": config.intermediate_size,
