@@ -68,10 +68,10 @@ def _pair(row: Row, place: str) -> Pair:
 
     if "prompt" in row or "instruction" not in row:
         return Pair(required("prompt"), required("answer"))
-    context = text("input", row.get("input") or "")
-    note = ", paired with an input that provides further context" if context else ""
-    prompt = _ALPACA.format(note, required("instruction"), f"### Input:\n{context}\n\n" if context else "")
-    return Pair(prompt, required("output"))
+    note = given = ""
+    if context := text("input", row.get("input") or ""):
+        note, given = ", paired with an input that provides further context", f"### Input:\n{context}\n\n"
+    return Pair(_ALPACA.format(note, required("instruction"), given), required("output"))
 
 
 def pair_text(pair: Pair) -> str:
@@ -127,14 +127,11 @@ class Documents:
         for tokens_S, scored_S, documents in zip(tokens_RS, scored_RS, chosen, strict=True):
             position = 0
             for document in documents:
-                begin = self._begin_N[document]
-                split = self._split_N[document]
-                end = self._end_N[document]
-                answer = position + split - begin
-                tokens_S[position:answer] = self._ids[begin:split]
-                position += end - begin
-                tokens_S[answer:position] = self._ids[split + 1 : end + 1]
-                scored_S[answer:position] = True
+                answer = self._ids[self._split_N[document] + 1 : self._end_N[document] + 1]
+                for part, is_scored in ((self.prompt(document), False), (answer, True)):
+                    place = slice(position, position + len(part))
+                    tokens_S[place], scored_S[place] = part, is_scored
+                    position += len(part)
         return Sequences(inputs=tokens_RS[:, :-1], targets=np.where(scored_RS, tokens_RS, IGNORED)[:, 1:])
 
 
@@ -194,8 +191,8 @@ class AnswerSource(CorpusSource):
         """The training documents of a row, numbered over all epochs."""
         epoch = 0
         while row >= (n_rows := self._n_rows(seed, seq_len, epoch)):
-            row = row - n_rows
-            epoch = epoch + 1
+            row -= n_rows
+            epoch += 1
         return self._epoch(seed, seq_len, epoch)[row]
 
     def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> list[np.ndarray]:

@@ -32,7 +32,7 @@ from sparsedepth.data.corpus import chosen_files
 from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, local_path, locked, sha256, write_json
-from sparsedepth.quantities.quantity import Named
+from sparsedepth.quantities.quantity import Named, without_none
 from sparsedepth.words.plain_text import counted
 
 MANIFEST = "manifest.json"
@@ -235,8 +235,8 @@ def open_shards(folder: Path) -> Corpus:
         reason = "missing" if isinstance(error, OSError) else "damaged"
         raise ValueError(f"{folder / MANIFEST} is {reason}; {fix}") from None
     checksums = {TRAIN: manifest.train.sha256, VAL: manifest.val.sha256, TOKENIZER_FILE: manifest.tokenizer_sha256}
-    for path, checksum in ((folder / name, checksum) for name, checksum in checksums.items() if checksum is not None):
-        if not path.is_file():
+    for name, checksum in without_none(checksums).items():
+        if not (path := folder / name).is_file():
             raise ValueError(f"{path} is missing; {fix}")
         if sha256(path) != checksum:
             raise ValueError(f"{path} is damaged: its checksum is not that of its manifest; {fix}")
@@ -254,9 +254,8 @@ def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueE
 
 def data_id(config: RunConfig | TextConfig, kind: Any) -> str:
     """12 hex digits: a hash of the fields that change the tokens."""
-    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens"]
-    fields += ["text_field"] if config.corpus != STDLIB else []
-    fields += ["start_weights"] if _has_own_tokenizer(config) else []
+    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *["text_field"] * (config.corpus != STDLIB)]
+    fields += ["start_weights"] * _has_own_tokenizer(config)
     return digest({"format": kind.format, **{name: getattr(config, name) for name in fields}})
 
 
@@ -294,8 +293,10 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
     if tokenizer is None and _has_own_tokenizer(config):
-        told = f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started"
-        raise ValueError(f"{told} from, and the data folder that held it is gone: copy it back, or use `train --from`")
+        raise ValueError(
+            f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started "
+            "from, and the data folder that held it is gone: copy it back, or use `train --from`"
+        )
     with atomic_folder(folder) as unfinished:
         tokenizer = tokenizer or kind.tokenizer(config)
         before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
@@ -355,8 +356,11 @@ def _check_fits(config: RunConfig | TextConfig, kind: Any, corpus: Corpus) -> No
     ids = _source_of_tokenizer(config), corpus.manifest.tokenizer_source
     for name, (now, before) in {"corpus": text, "tokenizer": ids}.items():
         if None not in (now, before) and now != before:
-            told = f"{name}={getattr(config, name)!r} has changed since {corpus.folder} was made from it, and runs on"
-            raise ValueError(f"{told} two texts cannot be compared; restore it, or name another results folder")
+            raise ValueError(
+                f"{name}={getattr(config, name)!r} has changed since {corpus.folder} was made from it, and runs on "
+                "two texts cannot be compared; restore it, or name another results folder"
+            )
     if isinstance(config, RunConfig) and config.mask_documents and config.eod != eod:
-        told = f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {eod}"
-        raise ValueError(f"{told}; set eod={eod}")
+        raise ValueError(
+            f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {eod}; set eod={eod}"
+        )

@@ -54,8 +54,8 @@ class TextSource(CorpusSource):
         available = len(self.corpus.val) - 1 - skip_tokens  # the last token has no target
         n_windows = min(n_tokens, available) // seq_len
         if n_windows < 1:
-            held_out_text = f"the held-out text has {len(self.corpus.val):,}"
-            raise nothing_left(f"window of seq_len={seq_len:,}", n_tokens, skip_tokens, held_out_text)
+            has = f"the held-out text has {len(self.corpus.val):,}"
+            raise nothing_left(f"window of seq_len={seq_len:,}", n_tokens, skip_tokens, has)
         return _windows(self.corpus.val, skip_tokens + np.arange(n_windows) * seq_len, seq_len)
 
 
@@ -111,14 +111,14 @@ def _check_ids(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     largest = max(int(ids.max()) for ids in (corpus.train, corpus.val) if len(ids))
     if largest < config.vocab_size:
         return
-    what = "which ends a document"
-    fix = "set eos_token in its tokenizer_config.json to a token of the model"
+    what, fix = "which ends a document", "set eos_token in its tokenizer_config.json to a token of the model"
     if largest != corpus.manifest.eod:
-        what = repr(corpus.tokenizer().decode([largest]))
-        fix = "name a text without it"
-    told = f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model vocab_size="
-    told += f"{config.vocab_size}, and the text has the id {largest}, {what}"
-    raise ValueError(f"{told}; train with vocab_size={largest + 1} or more, or {fix}")
+        what, fix = repr(corpus.tokenizer().decode([largest])), "name a text without it"
+    raise ValueError(
+        f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model vocab_size="
+        f"{config.vocab_size}, and the text has the id {largest}, {what}; train with vocab_size={largest + 1} or more, "
+        f"or {fix}"
+    )
 
 
 KIND = TextKind()

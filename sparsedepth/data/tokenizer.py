@@ -30,7 +30,8 @@ BPE_CHARACTERS = 100_000_000
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG = "config.json"
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model", "vocab.txt")
+_FILES = [TOKENIZER_FILE, CONFIG, "tokenizer_config.json", "special_tokens_map.json"]
+_FILES += ["vocab.json", "merges.txt", "*.model", "vocab.txt"]
 MAX_JSON_BYTES, MAX_TOKENIZER_BYTES = 10_000_000, 500_000_000
 UNREACHABLE = "the hub does not answer, and its local cache has no such tokenizer"
 _END = "<|endoftext|>"
@@ -48,16 +49,6 @@ class Encoder(Protocol):
         """Ids of each text, without special tokens."""
 
 
-class Tokenizer(Encoder, Protocol):
-    def encode(self, texts: list[str]) -> list[list[int]]: ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without ends of documents; broken UTF-8 sequences become U+FFFD."""
-
-    def save(self, folder: Path) -> None:
-        """Write what `reopen_tokenizer` needs into `folder`."""
-
-
 class ByteTokenizer:
     size = BYTE_SIZE
     eod = 256
@@ -66,10 +57,11 @@ class ByteTokenizer:
         return [list(text.encode()) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without ends of documents; broken UTF-8 sequences become U+FFFD."""
         return bytes(i for i in ids if i < self.eod).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
-        pass  # nothing was learned
+        """Write what `reopen_tokenizer` needs into `folder`: nothing was learned."""
 
 
 class FastTokenizer:
@@ -91,6 +83,9 @@ class FastTokenizer:
 
     def save(self, folder: Path) -> None:
         self._backend.save(str(folder / TOKENIZER_FILE))
+
+
+Tokenizer = ByteTokenizer | FastTokenizer
 
 
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
@@ -230,9 +225,8 @@ def _snapshot(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     is_local = not hub_answers()  # the hub's client would try again for a minute
-    patterns = [TOKENIZER_FILE, CONFIG, *_SETTINGS]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=is_local))
+        return Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=is_local))
     except Exception as error:  # the hub and its cache each raise their own
         reason = UNREACHABLE if is_local else f"huggingface_hub, {type(error).__name__}: {one_line(error)}"
         raise _not_loadable(name, reason) from None

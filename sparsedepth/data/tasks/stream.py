@@ -79,9 +79,8 @@ class TaskSource(Source):
         n = n_tokens // seq_len
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
-        parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
-        fields = ("inputs", "targets", "difficulty")
-        whole = Sequences(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+        parts = [vars(self._block(HELD_OUT, block, size, seq_len)) for block in blocks]
+        whole = Sequences(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
         offset = first - blocks[0] * size
         return whole[offset : offset + n]
 
@@ -95,11 +94,15 @@ class TaskSource(Source):
             assert part.difficulty is not None
             return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
 
-        sizes = (config.seq_len * levels, config.vocab_size)
-        columns = (None, "chance_loss")
-        # Not training sequences, of which text forms score other positions too.
-        fresh = self.held_out(config.seq_len, max(CHANCE_POSITIONS, config.seq_len), config.val_tokens)
-        return Counted(held_out, [fresh], position_and_difficulty, *sizes, columns)
+        return Counted(
+            held_out,
+            # Not training sequences, of which text forms score other positions too.
+            [self.held_out(config.seq_len, max(CHANCE_POSITIONS, config.seq_len), config.val_tokens)],
+            position_and_difficulty,
+            config.seq_len * levels,
+            config.vocab_size,
+            (None, "chance_loss"),
+        )
 
     def _draw_block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
         task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
