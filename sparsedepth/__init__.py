@@ -14,8 +14,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import inspect
-
     from sparsedepth.cli.calls import (
         ask,
         best,
@@ -82,18 +80,16 @@ class _CallablePackage(ModuleType):
     # A package that stands in place of the call of its name, whichever of the two was asked for first.
 
     @property
-    def __doc__(self) -> str:  # ty: ignore[incompatible-property-override]
-        name = self.__name__.rpartition(".")[2]
-        return f"{_head(name)}\n\n{_call(name).__doc__}"
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return _call(self.__name__.rpartition(".")[2])(*given, **named)
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The call, whose signature is also the package's."""
+        return _call(self.__name__.rpartition(".")[2])
 
     @property
-    def __signature__(self) -> "inspect.Signature":
-        import inspect
+    def __doc__(self) -> str:  # ty: ignore[incompatible-property-override]
+        return f"{_head(self.__name__.rpartition('.')[2])}\n\n{self.__wrapped__.__doc__}"
 
-        return inspect.signature(_call(self.__name__.rpartition(".")[2]))
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.__wrapped__(*given, **named)
 
 
 def make_callable(package: str) -> None:

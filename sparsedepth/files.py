@@ -155,8 +155,9 @@ def _take_place(temporary: Path, target: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if contents(temporary) != contents(target):
-            told = "another process has written it meanwhile; nothing of it was changed"
-            raise WrittenMeanwhile(error.errno, told, str(target)) from None
+            raise WrittenMeanwhile(
+                error.errno, "another process has written it meanwhile; nothing of it was changed", str(target)
+            ) from None
         shutil.rmtree(temporary)
 
 
@@ -215,18 +216,19 @@ def open_regular(path: Path | str, limit: int, inside: Path | None = None) -> io
         file = io.FileIO(real, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError as error:
         error.filename = str(path)
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        kind = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}.get(error.errno or 0)
+        if kind is None:
             raise
-        kind = {errno.ELOOP: "a link", errno.EISDIR: "a folder"}.get(error.errno, "a socket")
         raise NotRegularError(error.errno, f"is {kind}; name a file", str(path)) from None
     status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+    is_file = stat.S_ISREG(status.st_mode)
+    if is_file and status.st_size <= limit:
         return file
     file.close()
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device"
-        raise NotRegularError(errno.EINVAL, f"is {kind}; name a file", str(path))
-    raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+    if is_file:
+        raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+    kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device"
+    raise NotRegularError(errno.EINVAL, f"is {kind}; name a file", str(path))
 
 
 def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES, inside: Path | None = None) -> bytes:
@@ -238,9 +240,10 @@ def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES, inside: Path | N
 def repository_of(folder: Path) -> Path:
     """The folder that links may point into: itself, or at and below a snapshot in a cache of the hub its repository,
     which has the files that the snapshot's links name."""
-    for place in (folder.absolute(), *folder.absolute().parents):
-        if place.parent.name == "snapshots" and place.parent.parent.name.startswith(("models--", "datasets--")):
-            return place.parent.parent
+    whole = folder.absolute()
+    for place in (whole, *whole.parents):
+        if place.parent.name == "snapshots" and place.parents[1].name.startswith(("models--", "datasets--")):
+            return place.parents[1]
     return folder
 
 

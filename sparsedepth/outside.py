@@ -68,14 +68,15 @@ def _answers(ours: "Connection", pid: int, folder: Path, source: str, seconds: f
             if kind == _END:
                 return
             yield content
-        limits = {
-            f"nothing of it came for {seconds:g} s; --deadline gives it more": time.monotonic() - heard > seconds,
-            f"it needs more than {MEMORY / 1e6:,.0f} MB of memory": _resident(pid) - start > MEMORY,
-            f"it fills the disk with more than {DISK / 1e6:,.0f} MB": _size(folder) > DISK,
-            f"it has more than {ANSWER / 1e6:,.0f} MB": n_bytes > ANSWER,
-        }
-        if over := [told for told, is_over in limits.items() if is_over]:
-            raise ValueError(f"{source} cannot be read: {over[0]}")
+        if time.monotonic() - heard > seconds:
+            raise ValueError(f"{source} cannot be read: nothing of it came for {seconds:g} s; --deadline gives it more")
+        for more_than, n, most in (
+            ("needs more than {} MB of memory", _resident(pid) - start, MEMORY),
+            ("fills the disk with more than {} MB", _size(folder), DISK),
+            ("has more than {} MB", n_bytes, ANSWER),
+        ):
+            if n > most:
+                raise ValueError(f"{source} cannot be read: it {more_than.format(f'{most / 1e6:,.0f}')}")
 
 
 def _resident(pid: int) -> int:
@@ -116,5 +117,5 @@ def limit_addresses(more: int) -> None:
 
 
 def _limit(kind: int, most: int) -> None:
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (min([most, *(limit for limit in (soft, hard) if limit >= 0)]), hard))
+    limits = resource.getrlimit(kind)  # -1: none
+    resource.setrlimit(kind, (min([most, *(limit for limit in limits if limit >= 0)]), limits[1]))
