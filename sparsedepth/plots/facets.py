@@ -148,11 +148,9 @@ def draw_facets(
     looks = styles or setting_styles([*named])
     by_panel = {kind.key: rows[rows["panel"] == kind.key] for kind in kinds}
     varied = [kind for kind in kinds if by_panel[kind.key][["mean", "lo", "hi"]].stack().nunique() > 1] or kinds
-    parts = [part for kind in varied for part in _parts(kind, by_panel[kind.key], {} if styles else named)]
+    parts = _parts_of(varied, by_panel, {} if styles else named)
     forms = {str(kind.form) for kind, _ in parts}
-    if "apart" in forms:
-        columns, size = 4, (2.7, 2.3)
-        parts = [(replace(kind, y_label=folded(kind.y_label, LOW_LABEL)), own) for kind, own in parts]
+    columns, size = (4, (2.7, 2.3)) if "apart" in forms else (columns, size)
     page, axes = panels(len(parts), columns, *size)
     for axis, (kind, own) in zip(axes, parts, strict=True):
         draw = partial(_draw_map, named=named) if kind.form == "map" else partial(draw_panel, styles=looks)
@@ -164,6 +162,16 @@ def draw_facets(
     said = parts_note(forms, next(iter(names)), kinds, varied)
     caption(page, *f"{means_text(rows)}{notes}{said}".splitlines())
     return page
+
+
+def _parts_of(
+    kinds: Sequence[Panel], by_panel: Mapping[Any, pd.DataFrame], named: Mapping[str, str]
+) -> list[tuple[Panel, Sequence[str]]]:
+    """The panels of all kinds; where settings stand apart, with the labels that low ones have room for."""
+    parts = [part for kind in kinds for part in _parts(kind, by_panel[kind.key], named)]
+    if all(kind.form != "apart" for kind, _ in parts):
+        return parts
+    return [(replace(kind, y_label=folded(kind.y_label, LOW_LABEL)), own) for kind, own in parts]
 
 
 def _parts(kind: Panel, rows: pd.DataFrame, named: Mapping[str, str]) -> Iterator[tuple[Panel, Sequence[str]]]:

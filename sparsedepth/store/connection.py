@@ -192,7 +192,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     evaluation, or two runs with the same run_id differ; DamagedRun if a file fails its checksum. With
     `skip_damaged`, damaged runs are left out with a warning."""
     damaged: list[DamagedRun] | None = [] if skip_damaged else None
-    roots = list(dict.fromkeys(Path(path) for path in paths))
+    roots = [*dict.fromkeys(map(Path, paths))]
     parts = find_runs(roots, damaged)
     inside = (run.folder.parent.parent for part in parts for run in part.runs if run.folder != part.root)
     evals = read_evals(dict.fromkeys([*roots, *inside]), damaged)

@@ -1,11 +1,13 @@
 """Mean and interval by hand; panels with their lines, scales and ranges; a page for a screen and for a paper."""
 
 import math
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sparsedepth.plots.facets import Panel, draw_facets, intervals, lines_drawing, range_of
 from sparsedepth.plots.page import lay_out
@@ -119,6 +121,19 @@ def test_where_many_lines_cross_each_stands_beside_the_first_on_one_range(kind, 
     for together in (crossing(n_points, MANY[: n_apart - 2]), lines(n_points, MANY[:n_apart])):
         page = draw_facets(together, [panel(x=kind)])
         assert len(page.axes) == 1 and page.legends
+
+
+def test_labels_of_low_panels_stay_below_the_legend():
+    """A panel with one legend, and low ones of settings apart: a label of 31 characters is as high as two of them."""
+    label = "residual variance (activation²)"
+    kinds = [replace(panel(x="depth"), key=key, y_label=label) for key in ("together", "loss")]
+    together = lines(4, MANY).assign(panel="together")
+    page = draw_facets(pd.concat([together, crossing(4, MANY)]), kinds)
+    lay_out(page)
+    renderer = FigureCanvasAgg(page).get_renderer()
+    legend = page.legends[0].get_window_extent(renderer)
+    assert all(axis.yaxis.label.get_window_extent(renderer).y1 < legend.y0 for axis in page.axes)
+    assert {axis.get_ylabel() for axis in page.axes} == {"residual variance\n(activation²)"}
 
 
 def test_the_values_of_single_seeds_are_small_points():
