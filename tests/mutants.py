@@ -53,7 +53,7 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("effects/verdict.py", "effects/test_frame.py"): (
         ("2 * min(low, 1 - low)", "min(low, 1 - low)"),
         ("estimate * sign > 0", "estimate * sign < 0"),
-        ("ALPHA / 2, 1 - ALPHA / 2", "ALPHA, 1 - ALPHA"),
+        ("shares = [ALPHA / 2, 1 - ALPHA / 2", "shares = [ALPHA, 1 - ALPHA"),
     ),
     ("effects/noise.py", "effects/test_frame.py"): (("df / 2 * both_HC", "df * both_HC"),),
     ("measure/bootstrap.py", "measure/test_bootstrap.py"): (
@@ -138,7 +138,9 @@ OF: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ('connection.execute("SET lock_configuration = true")', "pass"),
         ('"python_enable_replacements": False', '"python_enable_replacements": True'),
     ),
-    ("store/fences.py", "store/test_fences.py"): (("min(limits), hard", "hard, hard"),),
+    ("outside.py", "store/test_fences.py"): (
+        ("(min([most, *(limit for limit in limits if limit >= 0)]), limits[1])", "(limits[1], limits[1])"),
+    ),
 }
 """(file, tests) -> faults, each a text and the faulty one."""
 
