@@ -157,6 +157,9 @@ def test_trackio_is_read_from_its_database_without_the_package(tmp_path):
         "metrics.lr": "0.5",
     }
     assert two == {"id": "y", "name": "two", "status": None, "project": "mine"}
+    with sqlite3.connect(tmp_path / "mine.db") as database:  # MLflow's has such
+        database.execute("CREATE TRIGGER kept BEFORE UPDATE ON metrics BEGIN SELECT RAISE(ABORT, 'kept'); END")
+    assert rows_of(f"trackio:{tmp_path / 'mine.db'}", MAP) == [one, two]
     with sqlite3.connect(tmp_path / "mine.db") as database:
         database.execute("PRAGMA user_version = 3")
     with pytest.raises(ValueError, match="version 3; up to 2"):
