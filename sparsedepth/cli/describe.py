@@ -107,7 +107,8 @@ def schema(
 
     content = (RunConfig if kind == "run" else SweepDefinition).model_json_schema()
     if as_json:
-        return print(json.dumps(content, indent=2))
+        print(json.dumps(content, indent=2))
+        return
     from rich.console import Console
     from rich.table import Table as TextTable
 

@@ -337,6 +337,7 @@ class Depth:
 
 
 def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
+    """The cells of one depth, from their rows; those that tuning covers, the baseline first, are fitted with curves."""
     columns = {str(name): column.to_numpy() for name, column in rows.items()}
     order = sorted({*columns["setting"]}, key=lambda name: (name != BASELINE, name))
     runs = {

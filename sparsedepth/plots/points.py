@@ -116,8 +116,8 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
         for depth in sorted({*part["n_layers"]}):
             own = part[part["n_layers"] == depth]
             gid = mark_id(counted(depth, "layer"), str(kind))
-            look |= {"marker": markers[str(kind)], "color": colours[depth], "edgecolor": "white", "linewidth": 0.3}
-            axis.scatter(own[x], own[y], gid=gid, **look)
+            look |= {"marker": markers[str(kind)], "color": colours[depth], "gid": gid}
+            axis.scatter(own[x], own[y], edgecolor="white", linewidth=0.3, **look)
     axis.marks = pd.DataFrame(
         {
             "x": shown[x],

@@ -156,7 +156,7 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
         case Path():
             return 0
         case PrunedRun():
-            scratch.prune(*end.args)
+            scratch.prune(end.step, end.reason)
             scratch.delete_leftovers()
             return INTERRUPTED
         case Interrupted():

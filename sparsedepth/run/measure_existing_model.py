@@ -85,7 +85,8 @@ def measuring_config(loaded: LoadedModel, settings: Fields, given: TokenArrays |
         fields["seq_len"] = min(MeasureOnlyConfig.model_fields["seq_len"].default, loaded.facts.max_len)
     if given is not None:
         fields |= {
-            **dict.fromkeys(("val_tokens", "measure_tokens"), given.scored.n_tokens),
+            "val_tokens": given.scored.n_tokens,
+            "measure_tokens": given.scored.n_tokens,
             "fit_tokens": given.fit.n_tokens,
             "seq_len": given.seq_len,
             "eval_seq_len": None,

@@ -20,7 +20,12 @@ from sparsedepth.store.checksums import DamagedRun
 
 
 class PrunedRun(Exception):
-    """Ends a run before its last step; has the step and the reason."""
+    """Ends a run before its last step."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step = step
+        self.reason = reason
 
 
 class Pruner:

@@ -201,7 +201,7 @@ def _incomplete(store: Store, search: SweepDefinition | None) -> set[str]:
     if search is None:
         return set()
     sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least_seeds(search)}"
-    return {*chain.from_iterable(store.sql(sql).rows)}
+    return {cell_id for (cell_id,) in store.sql(sql).rows}
 
 
 def _cells(rows: Sequence[Row], by: str, beside: Sequence[str], incomplete: set[str]) -> list[Ranked]:

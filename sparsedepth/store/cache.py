@@ -9,14 +9,12 @@ empty), until a query names another table. Small segments are merged into one at
 rewritten few times. A read-only folder has no cache; a pack needs none, unless it was written with other columns."""
 
 import functools
-import operator
 import re
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 
 import pyarrow as pa
@@ -120,8 +118,9 @@ def _is_readable(runs: pa.Table) -> bool:
 
 def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
     """Some of the runs; the others stay in the tables, and are named."""
-    left_out = compress(rows.runs["run_id"].to_pylist(), map(operator.not_, kept))
-    return replace(rows, runs=rows.runs.filter(pa.array(kept, pa.bool_())), left_out=frozenset(left_out))
+    run_ids = rows.runs["run_id"].to_pylist()
+    left_out = frozenset(run_id for run_id, is_kept in zip(run_ids, kept, strict=True) if not is_kept)
+    return replace(rows, runs=rows.runs.filter(pa.array(kept, pa.bool_())), left_out=left_out)
 
 
 def _with_tables(

@@ -4,6 +4,7 @@ Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a co
 name has one meaning."""
 
 import json
+import math
 import types
 from collections.abc import Mapping
 from contextlib import suppress
@@ -75,10 +76,12 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
         return tuple(plain(entry) for entry in value)
-    if pd.isna(value):
+    if value is None or value is pd.NA or value is pd.NaT:
         return None
     value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value
 
 
 def stored_fields(subject: object) -> Named:

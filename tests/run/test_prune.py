@@ -55,14 +55,13 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
     prune(results, curve(2.0))
     with pytest.raises(PrunedRun) as caught:
         prune(results, curve(2.5))
-    assert caught.value.args == (
-        20,
-        "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs "
-        "with n_layers=2",
+    assert caught.value.step == 20
+    assert caught.value.reason == (
+        "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs with n_layers=2"
     )
     with pytest.raises(PrunedRun) as caught:
         prune(results, curve(2.5), rule=Prune(by="train_loss", at=[0.49], keep=0.5, min_runs=3))
-    assert caught.value.args[0] == 20, "a share between two steps, 19.6, is judged at the later one"
+    assert caught.value.step == 20, "a share between two steps, 19.6, is judged at the later one"
 
 
 def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it_and_beyond_it_no_more(results):

@@ -122,7 +122,8 @@ class ResidualScalars(Block):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
-        self.stream_scalar, self.first_scalar = (nn.Parameter(torch.empty(1)) for _ in range(2))
+        self.stream_scalar = nn.Parameter(torch.empty(1))
+        self.first_scalar = nn.Parameter(torch.empty(1))
 
     def mix_with_start(self, x_BTD: Tensor, context: Context) -> Tensor:
         assert context.first_BTD is not None
