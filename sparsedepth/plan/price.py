@@ -251,7 +251,8 @@ def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunC
     """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
     rows = read_columns(results, facts, damaged=[]) if results and results.is_dir() else {}
-    times, peaks = (defaultdict[str, list[float]](list) for _ in range(2))
+    times = defaultdict[str, list[float]](list)
+    peaks = defaultdict[str, list[float]](list)
     for run in runs:
         row = rows.get(run.run_id)
         if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:

@@ -132,8 +132,9 @@ class Plan:
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
         if self.definition.adaptive:
+            assert self.definition.n_trials is not None
             seeds = self.definition.seeds
-            return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials or 0)]
+            return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials)]
         return [planned.task for planned in self.runs(loss_of)]
 
     def configs(self, loss_of: LossOf = no_results) -> dict[str, RunConfig]:
