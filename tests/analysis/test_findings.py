@@ -56,7 +56,7 @@ def test_it_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(findings, "stated", lambda: findings.pd.DataFrame(rows_of(8)))
     findings.main(["--format", "csv"])
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == ",".join(findings.COLUMNS) and len(others) == len(rows_of(8)) > 1
+    assert first == ",".join(findings.COLUMNS) and len(others) == sum(one.rule == 8 for one in findings.STATED)
 
 
 def test_the_table_of_the_page_is_that_of_the_results(tmp_path):
