@@ -53,7 +53,8 @@ def _by_size(interval):
 
 
 def test_it_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(findings, "stated", lambda: findings.pd.DataFrame(rows_of(8)))
+    rows = findings.pd.DataFrame(rows_of(8))  # before it is replaced, in whichever process
+    monkeypatch.setattr(findings, "stated", lambda: rows)
     findings.main(["--format", "csv"])
     first, *others = capsys.readouterr().out.splitlines()
     assert first == ",".join(findings.COLUMNS) and len(others) == sum(one.rule == 8 for one in findings.STATED)
