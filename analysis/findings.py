@@ -31,9 +31,9 @@ from sparsedepth.words.table import fitted_table
 RESULTS = Path(__file__).parent.parent / "results"
 BUNDLE, LNS = "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns"
 EXPERTS, DECAY = "n_experts=8", "weight_decay=0.3"
-SCALARS = "residual_scalars=True, scalars_start=falling, lr_of={first_scalars: 10, residual_scalars: 0.1}"
-GATED, VALUES, MHC = "gated_attention=channel", "value_residual=True", "n_streams=4, stream_mixing=manifold"
-BOTH = SCALARS.replace("lr_of", f"{VALUES}, lr_of")
+SCALARS, MHC = "preset=nanochat-scalars", "preset=mhc"
+GATED, VALUES = "gated_attention=channel", "value_residual=True"
+BOTH = f"{SCALARS}, {VALUES}"
 COMPLETEP = "parametrisation=completep, base_width=32, base_depth=6"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
 COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting")

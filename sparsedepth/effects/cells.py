@@ -34,7 +34,7 @@ from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.made_with import refuse_other_code
 from sparsedepth.store.schema import plain, stored_value
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
+from sparsedepth.store.setting import BUDGET, Configuration, Settings, by_preset, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
 from sparsedepth.words.values import assignment
 
@@ -187,7 +187,8 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
 def label_of(changes: Iterable[tuple[str, Any]], names: Iterable[str]) -> str:
     """The setting that changes these fields, in this order: 'depth_scale=lns'."""
     values = dict(changes)
-    return ", ".join(assignment(name, values[name]) for name in names if name in values) or BASELINE
+    ordered = by_preset({name: values[name] for name in names if name in values})
+    return ", ".join(assignment(name, value) for name, value in ordered.items()) or BASELINE
 
 
 def off_cpus(times: pd.Series, devices: pd.Series) -> pd.Series:

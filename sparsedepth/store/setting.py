@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
+from sparsedepth.config.presets import REMEDIES
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities.quantity import Row
@@ -22,7 +23,7 @@ from sparsedepth.store.schema import stored_fields, stored_value
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_POINT, IS_RESULT, IS_TRAINED, parse_tuned_fields
 from sparsedepth.words.differences import setting_label
-from sparsedepth.words.values import number_text
+from sparsedepth.words.values import assignment, number_text
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -35,6 +36,24 @@ BUDGET = "train_tokens"
 def _defaults() -> Row:
     """RunConfig's defaults, as stored in `runs`."""
     return stored_fields(RunConfig())
+
+
+@functools.cache
+def _remedies() -> dict[str, set[str]]:
+    """The assignments of each remedy that has several."""
+    several = {name: remedy.fields for name, remedy in REMEDIES.items() if len(remedy.fields) > 1}
+    stored = {name: stored_fields(RunConfig(**fields)) for name, fields in several.items()}
+    return {name: {assignment(field, stored[name][field]) for field in fields} for name, fields in several.items()}
+
+
+def by_preset(changes: Row) -> Row:
+    """The fields that a setting changes; in place of all those of a remedy its name, as a sweep is given it:
+    'preset=mhc' for 'n_streams=4, stream_mixing=manifold'."""
+    texts = {assignment(field, value): field for field, value in changes.items()}
+    for name, own in _remedies().items():
+        if own <= texts.keys():
+            return {"preset": name} | {field: changes[field] for text, field in texts.items() if text not in own}
+    return changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +89,11 @@ class Settings:
     by_depth: Mapping[str, Mapping[int, Any]]
     """Sizes, heads, lr or weight decay that n_layers determines, such as tokens of a budget per parameter: field ->
     n_layers -> value."""
+
+    def changes(self, knobs: Row) -> Row:
+        """The fields of labels, but the budget, in which these differ from the baseline's (`by_preset`)."""
+        names = [name for name in self.label_fields if name in knobs and name != self.budget]
+        return by_preset({name: knobs[name] for name in names if knobs[name] != self.baseline.knobs[name]})
 
 
 class Progress(NamedTuple):

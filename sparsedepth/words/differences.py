@@ -14,14 +14,10 @@ if TYPE_CHECKING:
 def setting_label(settings: "Settings", knobs: Row) -> str:
     """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does. The budget
     is named in each: 'baseline, train_tokens=6400'."""
-    named = {name: knobs[name] for name in settings.label_fields if name in knobs}
-    budget = [assignment(name, value) for name, value in named.items() if name == settings.budget]
-    differing = [
-        assignment(name, value)
-        for name, value in named.items()
-        if name != settings.budget and value != settings.baseline.knobs[name]
-    ]
-    return commas([*(differing or ["baseline"]), *budget])
+    texts = [assignment(name, value) for name, value in settings.changes(knobs).items()]
+    has_budget = settings.budget in settings.label_fields and settings.budget in knobs
+    budget = [assignment(settings.budget, knobs[settings.budget])] if has_budget else []
+    return commas([*(texts or ["baseline"]), *budget])
 
 
 def baseline_text(settings: "Settings") -> str:

@@ -90,7 +90,7 @@ def setting_text(row: Row) -> str:
     if row["question"] == "beside":
         return f"{setting} beside {row['context']}"
     if row["question"] == "interaction":
-        return f"{setting} with {row['context']}: more than the sum"
+        return f"{setting} with {row['context']}, minus their sum"
     if row["question"].endswith(" slope"):
         others = f" (with {row['context']})" if row["context"] else ""
         return f"{setting}: per doubling of {row['question'].removesuffix(' slope')}{others}"
@@ -242,6 +242,8 @@ def _notes(listed: "Listing") -> Iterator[str]:
         f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)"
     )
+    if any("preset=" in setting for setting in cells.changes):
+        yield "preset: a remedy with its authors' settings; `sparsedepth presets NAME` prints its fields"
     yield from map(own_lr_line, listed.turned)
     if listed.carried_from:
         yield carried_line(cells.field, listed.carried_from, listed.carry_regrets)

@@ -3,13 +3,16 @@
 import pytest
 from support.made_up_runs import make_run
 
+from sparsedepth.config.presets import REMEDIES
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.cells import cells_of, read_runs
 from sparsedepth.plots import depth as depth_figure
 from sparsedepth.quantities.quantity import WATCHED
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import run_folder, save_record
 from sparsedepth.store.saved_queries import QUESTIONS, answered, ask
+from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.setting import configuration_of, read_settings, settings_of
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.words.best import cautions
@@ -231,6 +234,26 @@ def test_a_setting_names_what_does_not_follow_from_its_rest(fields, label_fields
     configs = [RunConfig(**values, depth_scale=scale) for values in fields for scale in ("none", "lns")]
     settings = settings_of([configuration_of(config, ()) for config in configs])
     assert settings.label_fields == label_fields and setting_label(settings, knobs) == label
+
+
+def test_a_remedy_is_named_where_all_of_it_is_changed(tmp_path):
+    scalars = REMEDIES["nanochat-scalars"].fields
+    settings = {
+        "baseline": {},
+        "preset=nanochat-scalars": scalars,
+        "preset=nanochat-scalars, value_residual=True": scalars | {"value_residual": True},
+        "residual_scalars=True, scalars_start=falling, lr_of={residual_scalars: 0.1}": scalars
+        | {"lr_of": {"residual_scalars": 0.1}},
+        "preset=mhc": REMEDIES["mhc"].fields,
+        "n_streams=4": {"n_streams": 4},
+    }
+    for fields in settings.values():
+        for seed in (0, 1):
+            make_run(tmp_path, RunConfig(seed=seed, **fields), {"val_loss": 3.0 + 0.1 * seed})
+    with open_store(tmp_path) as store:
+        found = read_settings(store)
+        assert {setting_label(found, stored_fields(RunConfig(**fields))) for fields in settings.values()} == {*settings}
+        assert {*cells_of(read_runs(store, "val_loss"), "val_loss").changes} == {*settings}
 
 
 def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
