@@ -67,7 +67,7 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
         return {"layerscale": config.gate_init, "skipinit": 0.0, "admin": 1.0}[config.residual_gate]
     ending = name.rpartition(".")[2]
     if config.scalars_start == "falling" and ending in ("stream_scalar", "first_scalar"):
-        depth = int(name.split(".")[1]) / max(config.n_layers - 1, 1)
+        depth = int(name.split(".")[1]) / max(config.n_blocks - 1, 1)
         return 1.15 - 0.1 * depth if ending == "stream_scalar" else 0.2 - 0.15 * depth
     assert ending in VECTORS, f"{name} has no initial value: add it to VECTORS"
     return VECTORS[ending]

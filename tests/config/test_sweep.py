@@ -102,6 +102,7 @@ TPE = {"sampler": "tpe", "n_trials": 2}
         ({"space": {"n_layers": [3, 3]}}, "space.n_layers=[3, 3] must not repeat a value"),
         ({"variants": [{"seeds": "all"}]}, "seeds='all' must be a list of seeds"),
         ({"tune": {"lr": [1.0, 4.0, 2.0]}}, "must be ascending"),
+        ({"tune": {"n_layers": [1, 2, 3]}, "tuning_seeds": [9]}, "put n_layers in the space"),
         ({"tune": {"lr": [0.0, 4.0, 2.0]}}, "tune.lr"),
         ({"tune": {"learning_rate": [1.0, 2.0, 4.0]}}, "unknown key 'learning_rate'"),
         ({**TPE, "space": {"n_layers": [1]}, "tune": {"lr": [1.0, 2.0, 4.0]}}, "does not go"),

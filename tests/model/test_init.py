@@ -113,6 +113,14 @@ def test_scalars_start_where_they_change_nothing_and_where_values_are_means():
     assert start == {f"blocks.{index}.attention.{name}": 0.5 for index in (1, 2, 3) for name in names}
 
 
+@pytest.mark.parametrize("fields", [{}, {"n_layers": 8, "loops": 2}])
+def test_falling_scalars_end_in_the_last_block_with_weights_of_its_own(fields):
+    """1.15 and .2 in block 1, 1.05 and .05 in block 4 (nanochat)."""
+    blocks = decoder(residual_scalars=True, scalars_start="falling", **fields).blocks
+    start = [(blocks[at].stream_scalar.item(), blocks[at].first_scalar.item()) for at in (0, 3)]
+    assert start == [pytest.approx((1.15, 0.2)), pytest.approx((1.05, 0.05))]
+
+
 def test_admin_weights_are_the_roots_of_the_variances_so_far():
     """w_1 = 1, w_2^2 = Var x_0 + Var of branch 1, w_(i+1)^2 = w_i^2 + Var of branch i; the branches seen by hooks."""
     fields = {"residual_gate": "admin", "norm": "post", "seq_len": 24, "init_std": 0.3}
