@@ -211,7 +211,8 @@ VARIED: tuple[Rule, ...] = (
      "preset={c.base[preset]!r} of the base conflicts with presets in variants or cells; set it only in these"),
     (lambda c: [name for name in c.only if name not in c.space],
      "only.{found[0]} needs an axis {found[0]!r} in the space"),
-    (lambda c: [name for name in c.tune if name in fields_where(RunConfig, lambda role: role.kind in ("depth", "data"))],
+    (lambda c: [name for name in fields_where(RunConfig, lambda role: role.kind in ("depth", "data"))
+                if name in c.tune],
      "tune.{found[0]}: tuning chooses by the loss within each depth and text; put {found[0]} in the space"),
     (_repeated, "{found} must vary in one place: space, zip, variants, tune or free"),
     (lambda c: [name for where in (*c.only.values(), *c.exclude) for name in where
