@@ -26,7 +26,7 @@ from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Depth
 from sparsedepth.effects.depths import depths_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.fit import ByLr, CellRuns, Contrast, fit_by_lr, fit_of, with_carrying
-from sparsedepth.effects.verdict import Distribution, Row, Side, judged
+from sparsedepth.effects.verdict import Distribution, Row, Side, judged, with_intervals
 from sparsedepth.once import once
 from sparsedepth.quantities import sign
 from sparsedepth.quantities.quantity import Named, without_none
@@ -89,7 +89,7 @@ def depth_effects(cells: Cells) -> pd.DataFrame:
 
 
 def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
-    frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    frame = pd.DataFrame(with_intervals(rows), columns=[*COLUMNS])
     frame = frame.assign(outcome=cells.outcome, unit=cells.unit)
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float) | dict.fromkeys(COUNTS, "Int64"))
@@ -240,12 +240,8 @@ def _set_equal_lr(cells: Cells, row: Row, found: ByLr, weights: Mapping[Any, flo
     """The combination at equal lr in place of that at each side's own, which the row keeps beside it: its mean over the
     lr that all sides ran, and for the verdict that at the lr nearest to each side's own. The seed is the unit: runs of
     one seed at several lr are as one, and standard deviations are not divided by their number."""
-    own, row.contrast, row.shared = row.contrast, None, 0.0
-    if own is not None:
-        lo, hi = own.interval
-        row.fields |= {"estimate_own_lr": own.estimate, "lo_own_lr": lo, "hi_own_lr": hi}
-    else:
-        row.fields |= {"estimate_own_lr": row.fields["estimate"]}
+    row.own, row.contrast, row.shared = row.contrast, None, 0.0
+    row.fields["estimate_own_lr"] = row.own.estimate if row.own is not None else row.fields["estimate"]
     row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline")) | {"at": EQUAL_LR, "reason": ""}
     values = found.common(weights)
     at = without_none({lr: found.contrast({(name, lr): of for name, of in weights.items()}) for lr in values})

@@ -55,7 +55,7 @@ def _told(effect: pd.Series, again: list[tuple[bool, dict[str, Named]]]) -> Iter
     """Whether the verdict turns, how far the effect moves, and what it is then, without each part that is told of."""
     for is_seed, looks in again:
         look = looks.get(effect["setting"])
-        if look and look["lo"] is not None:
+        if look and look["p"] is not None:
             turns = look["verdict"] != effect["verdict"] and not (is_seed and look["seeds"] < FEW)
             moves = abs(look["estimate"] / effect["estimate"] - 1)
             if turns or moves > MOVES:

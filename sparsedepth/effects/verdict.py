@@ -116,6 +116,10 @@ class Row:
     fields: Named
     contrast: Distribution | None = None
     """None where there is no interval."""
+    own: Distribution | None = None
+    """The contrast with each side at its own lr, beside one at equal lr."""
+    level: float = ALPHA
+    """The p of a single effect below which its family is significant."""
     shared: float = 0.0
     """The baseline's share of the effect's variance."""
     sides: tuple[Side, Side] | None = None
@@ -129,7 +133,7 @@ class Row:
 
 
 def judged(rows: list[Row]) -> list[Row]:
-    """The same rows, a family, with intervals, adjusted p-values and verdicts."""
+    """The same rows, a family, with adjusted p-values and verdicts."""
     with_contrast = [(row, row.contrast) for row in rows if row.contrast is not None]
     if not with_contrast:
         return rows
@@ -143,19 +147,29 @@ def judged(rows: list[Row]) -> list[Row]:
     for (row, contrast), ends, p, adjusted_p, is_shown in zip(
         with_contrast, ends_J, p_J, adjusted_J.tolist(), shown_J, strict=True
     ):
-        lo, hi, detectable = interval_and_detectable(contrast, level)
-        if row.ends:
-            detectable = max(interval_and_detectable(end, level)[2] for end in ends)
-        half = (hi - lo) / 2
+        row.level = level
         verdict, reason = verdict_of(contrast.estimate, adjusted_p, row.sides, row.sign)
         differ = len({*np.sign([end.estimate for end in ends])}) > 1
         if row.ends and is_shown and (differ or not adjusted_p < ALPHA):
             verdict, reason = "lr decides", at_lrs([end.estimate for end in row.ends], row.ends_at, row.unit)
-        row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
-        row.fields |= {"p_adjusted": adjusted_p, "detectable": detectable, "verdict": verdict, "reason": reason}
-        row.fields["seeds_part"] = half * math.sqrt(contrast.seeds_share)
-        row.fields["lr_part"] = half * math.sqrt(1 - contrast.seeds_share)
+        row.fields |= {"estimate": contrast.estimate, "df": contrast.df, "p": p, "p_adjusted": adjusted_p}
+        row.fields |= {"verdict": verdict, "reason": reason}
     return rows
+
+
+def with_intervals(rows: Sequence[Row]) -> list[Named]:
+    """The fields of judged rows, with their intervals and the effects that would have been seen."""
+    for row in rows:
+        if row.own is not None:
+            row.fields["lo_own_lr"], row.fields["hi_own_lr"] = row.own.interval
+        if row.contrast is not None:
+            lo, hi, detectable = interval_and_detectable(row.contrast, row.level)
+            if row.ends:
+                detectable = max(interval_and_detectable(end, row.level)[2] for end in (*row.ends, row.contrast))
+            row.fields |= {"lo": lo, "hi": hi, "detectable": detectable}
+            row.fields["seeds_part"] = (hi - lo) / 2 * math.sqrt(row.contrast.seeds_share)
+            row.fields["lr_part"] = (hi - lo) / 2 * math.sqrt(1 - row.contrast.seeds_share)
+    return [row.fields for row in rows]
 
 
 def interval_and_detectable(contrast: Distribution, level: float) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 
-from sparsedepth.effects.verdict import Row, Side, judged
+from sparsedepth.effects.verdict import Row, Side, judged, with_intervals
 from sparsedepth.outside import SECONDS
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.recipe.judge_ladder import JudgedLadder, judge_ladder
@@ -235,7 +235,7 @@ def _judged(pairs: Sequence[JudgedPair], is_paired: bool) -> tuple[dict[str, Row
                 sds.append(contrast.sd * math.sqrt(1 - effect.shared))
         if sds:
             lucks.append((len(sds), np.median(sds) * greatest_of(len(sds))))
-        judged([rows[pair.name] for pair in family])
+        with_intervals(judged([rows[pair.name] for pair in family]))
     return rows, max(lucks, default=None)
 
 

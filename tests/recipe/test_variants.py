@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
-from sparsedepth.effects.verdict import Row, judged
+from sparsedepth.effects.verdict import Row, judged, with_intervals
 from sparsedepth.recipe.variants import variant_effects
 from sparsedepth.scaling.multiplier import prior_of
 
@@ -62,6 +62,7 @@ def score(world: Variants, n: int, is_paired: bool, seed: int = 0) -> tuple[floa
     for i in range(n):
         effects = variant_effects(draw(world, np.random.default_rng([seed, i])), is_paired)
         rows = judged([Row(fields={}, contrast=each.distribution, shared=each.shared) for each in effects])
+        with_intervals(rows)
         truths = [-world.gain, *[0.0] * (len(rows) - 1)]
         right = [{"not shown", "lower"} if truth else {"not shown"} for truth in truths]
         covered += [row.fields["lo"] <= truth <= row.fields["hi"] for row, truth in zip(rows, truths, strict=True)]
