@@ -65,10 +65,11 @@ package:
 matrix: package
 	$(PYTHON) .ci/matrix $(BUILD)/dist
 
-# The pages in docs/ as a site in build/site/html, by Zensical; a link that leads nowhere is an error.
+# The pages in docs/ as a site in build/site/html, by Zensical; a link that leads nowhere is an error. From 0.0.74 on it
+# needs zensical-ui, which not every index of packages has.
 site:
 	$(PYTHON) -m venv build/site/venv
-	build/site/venv/bin/pip install -q 'zensical>=0.1.1,<0.2'
+	build/site/venv/bin/pip install -q 'zensical>=0.0.64,<0.0.74'
 	$(PYTHON) .ci/site build/site/pages
 	build/site/venv/bin/zensical build --strict -f mkdocs.yml
 
