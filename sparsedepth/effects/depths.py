@@ -92,8 +92,13 @@ def with_budgets(cells: Cells) -> pd.DataFrame:
 
 def budget_of(flops: pd.Series) -> pd.Series:
     """Of budgets that are one, each within MATCHED of the next, the lowest [FLOPs]."""
-    ordered = flops.dropna().sort_values()
-    return ordered.groupby((ordered.pct_change() > MATCHED).cumsum()).transform("first").reindex(flops.index)
+    return joined(flops, MATCHED)
+
+
+def joined(values: pd.Series, distance: float) -> pd.Series:
+    """The lowest of values that are one, each within this relative distance of the next; NaN stays."""
+    ordered = values.dropna().sort_values()
+    return ordered.groupby((ordered.pct_change() > distance).cumsum()).transform("first").reindex(values.index)
 
 
 def budgets_of(runs: pd.DataFrame) -> pd.Series:

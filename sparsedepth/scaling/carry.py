@@ -20,12 +20,15 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.depths import joined
 from sparsedepth.effects.fit import NEAR, fit
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.values import assignment
 
 ROLES = roles(RunConfig)
+ROUNDED = 0.005
+"""Relative distance of values of lr that are one: 8.49e-3 in a definition, 6e-3 times the root of 2 by an extension."""
 
 
 class ShapeRegret(NamedTuple):
@@ -59,6 +62,7 @@ def carry_of(runs: pd.DataFrame, loss: str, at: Mapping[str, Any]) -> list[Carri
         told = assignment(wrong[0], at[wrong[0]]) + ": at is a shape" if at else "names the shape"
         raise ValueError(f"--at {told}, such as n_layers=12")
     runs = runs.assign(**{loss: runs[loss].where(runs["outcome"] == "ok", math.inf)}).dropna(subset=[loss])
+    runs = runs.assign(lr=joined(runs["lr"].astype(float), ROUNDED))
     texts = runs[[*CELL_FIELDS]].astype(str)
     varying = [name for name in CELL_FIELDS if texts[name].nunique() > 1 and name != "lr"]
     sizes = [name for name in varying if is_shape(name)]

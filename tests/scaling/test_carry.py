@@ -55,6 +55,17 @@ def test_a_shape_that_did_not_run_the_carried_lr_has_no_regret_and_is_left_out()
     assert carry_table([carried]).rows[-1][-1] is None
 
 
+def test_rounded_values_of_lr_are_one():
+    """0.004 at one shape and 0.004004 at another; 0.008 is another value."""
+
+    def loss(_, depth, lr, seed):
+        return 3.0 + abs(np.log2(lr / 0.004)) + 0.01 * seed
+
+    table = pd.concat([runs(loss, (2,)), runs(loss, (4,), rates=[rate * 1.001 for rate in RATES])])
+    (found,) = carry_of(table.reset_index(drop=True), "val_loss", {"n_layers": 2})
+    assert [(each.lr, each.regret) for each in found.shapes] == [(0.004, pytest.approx(0.0, abs=0.02))]
+
+
 def test_a_carried_lr_that_no_other_shape_ran_is_refused():
     found = runs(lambda _, depth, lr, seed: 2 + abs(lr - (0.008 if depth == 2 else 0.001)), depths=(2, 8))
     with pytest.raises(
