@@ -1,6 +1,7 @@
 """What a release needs: one version, a description without links that break, a site, all that the tests read."""
 
 import re
+import subprocess
 import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -68,3 +69,11 @@ def test_the_source_distribution_has_every_folder_of_the_checkout():
     assert {name for name in folders if name not in ignored and not name.endswith(".egg-info")} == grafted | {
         "sparsedepth"
     }
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="what is tracked is not known")
+def test_what_travels_to_a_machine_with_a_gpu_leaves_room_for_what_is_carried():
+    """Tracked files: at most 50 of the 64 MiB; what is built beforehand, such as kernels, has the rest."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = [ROOT / name for name in names.split("\0") if name]
+    assert len(files) > 500 and sum(file.stat().st_size for file in files if file.exists()) <= 50 * 2**20
