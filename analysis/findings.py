@@ -34,6 +34,7 @@ EXPERTS, DECAY = "n_experts=8", "weight_decay=0.3"
 SCALARS, MHC = "preset=nanochat-scalars", "preset=mhc"
 GATED, VALUES = "gated_attention=channel", "value_residual=True"
 BOTH = f"{SCALARS}, {VALUES}"
+CARRIED = "lr_transfer_narrow lr_transfer_narrow_deep"
 COMPLETEP = "parametrisation=completep, base_width=32, base_depth=6"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
 COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting")
@@ -86,7 +87,7 @@ STATED = (
     *(Stated(8, "remedies_deep_tuned", 24, setting, VARIANCE) for setting in (VALUES, LNS)),
     *(Stated(8, "remedies_tuned", 12, setting, VARIANCE) for setting in (VALUES, GATED)),
     *(Stated(8, "remedies", 12, setting) for setting in (LNS, "loops=2")),
-    Stated(8, "lr_transfer_narrow", None, COMPLETEP, question="depth slope"),
+    Stated(8, CARRIED, None, COMPLETEP, question="depth slope"), Stated(8, CARRIED, 24, COMPLETEP),
 )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ GROUPS = (
     ("text, width 48", "remedies_tuned", (12,)),
     ("text, width 32, equal FLOPs", "remedies_deep_tuned", (24,)),
     ("text, width 48, lr carried", "remedies", (12,)),
-    ("text, width 32, 4 to 12 layers", "lr_transfer_narrow", (4, 6, 8, 12)),
+    ("text, width 32, 4 to 24 layers", CARRIED, (4, 6, 8, 12, 24)),
     ("task", "depth_study", (12, 32)),
     ("task", "equal_flops equal_flops_lns", (32,)),
     ("task", "equal_flops_trial_tuned", (32,)),
