@@ -166,7 +166,7 @@ def _files_in(folder: Path, corpus: str) -> tuple[list[Path], list[str]]:
             f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}; name one that has some"
         )
     if unread:
-        names = ", ".join([*unread][:3]) + f" and {len(unread) - 3} more" * (len(unread) > 3)
+        names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
         warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {_KINDS}", stacklevel=2)
     return [file for name, file in readable.items() if name not in rest], [*rest, *unread]
 

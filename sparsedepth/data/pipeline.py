@@ -254,8 +254,11 @@ def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueE
 
 def data_id(config: RunConfig | TextConfig, kind: Any) -> str:
     """12 hex digits: a hash of the fields that change the tokens."""
-    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *["text_field"] * (config.corpus != STDLIB)]
-    fields += ["start_weights"] * _has_own_tokenizer(config)
+    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens"]
+    if config.corpus != STDLIB:
+        fields.append("text_field")
+    if _has_own_tokenizer(config):
+        fields.append("start_weights")
     return digest({"format": kind.format, **{name: getattr(config, name) for name in fields}})
 
 

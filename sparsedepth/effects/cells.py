@@ -341,11 +341,10 @@ def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     """The cells of one depth, from their rows; those that tuning covers, the baseline first, are fitted with curves."""
     columns = {str(name): column.to_numpy() for name, column in rows.items()}
     order = sorted({*columns["setting"]}, key=lambda name: (name != BASELINE, name))
-    runs = {
-        name: {column: values_N[at_N] for column, values_N in columns.items()}
-        for name in order
-        for at_N in [columns["setting"] == name]
-    }
+    runs = {}
+    for name in order:
+        at_N = columns["setting"] == name
+        runs[name] = {column: values_N[at_N] for column, values_N in columns.items()}
     unmeasured = [name for name, own in runs.items() if not (~np.isnan(own["value"]) | own["diverged"]).any()]
     of = {name: _cell_runs(name, runs[name], cells.field) for name in order if name not in unmeasured}
     tuned = [setting for setting, cell in of.items() if cells.is_tuned and len(cell.tried) > 1 and cell.at_lr(cell.lr)]

@@ -229,7 +229,8 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
             row.sides = own, other
     elif {*weights} <= {*at.order}:
         _leave_open(row, sides[0].results, sides[1].results)
-        row.fields |= {} if is_pair else dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
+        if not is_pair:
+            row.fields |= dict.fromkeys(("estimate", "fitted", "fitted_baseline"))
     elif is_pair:
         _set_pair(row, sides[0].results, sides[1].results)
     if cells.at_equal_lr:

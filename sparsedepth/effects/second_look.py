@@ -35,14 +35,11 @@ def with_second_looks(effects: pd.DataFrame, cells: Cells) -> pd.DataFrame:
         side, judge = ("setting", setting_rows) if family else ("n_layers", depth_rows)
         rows = cells.rows[cells.rows["n_layers"] == family if family else cells.rows["setting"] == BASELINE]
         reference = BASELINE if family else rows.loc[rows["value"].notna(), "n_layers"].min()
-        again = [
-            (
-                is_seed,
-                {row.fields["setting"]: row.fields | {"without": name} for row in judge(replace(cells, rows=rest))},
-            )
-            for name, is_seed, rest in _parts(cells, rows)
-            if rest.loc[rest[side] == reference, "value"].notna().any()  # else it is another comparison
-        ]
+        again = []
+        for name, is_seed, rest in _parts(cells, rows):
+            if rest.loc[rest[side] == reference, "value"].notna().any():  # else it is another comparison
+                judged = judge(replace(cells, rows=rest))
+                again.append((is_seed, {row.fields["setting"]: row.fields | {"without": name} for row in judged}))
         for index, effect in own.iterrows():
             if told := sorted(_told(effect, again), key=itemgetter(0, 1)):
                 changed = [told[-1][2][name] for name in ("without", "estimate", "verdict")]

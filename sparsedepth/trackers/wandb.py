@@ -75,9 +75,8 @@ def read(place: str) -> Iterator[LoggedRun]:
 def _of_folder(files: Path) -> LoggedRun:
     """The run of config.yaml and wandb-summary.json, which a run writes when it is logged online."""
     config = read_yaml(files / "config.yaml")
-    if config.pop("wandb_version", 1) != 1 or not all(
-        isinstance(entry, dict) and "value" in entry for entry in config.values()
-    ):
+    version = config.pop("wandb_version", 1)
+    if version != 1 or not all(isinstance(entry, dict) and "value" in entry for entry in config.values()):
         raise ValueError(f"{files / 'config.yaml'} is not of version 1, where each name has a value")
     run = LoggedRun(id=files.parent.name.split("-", 2)[-1], config={name: of["value"] for name, of in config.items()})
     summary = files / "wandb-summary.json"
