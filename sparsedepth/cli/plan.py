@@ -191,11 +191,11 @@ def detectable_effects(
 
     objective = definition.objective
     tuned = tuple(definition.tune)
-    noise = PilotNoise(own=seed_sd or 0.0)
-    if pilot is not None:
+    if pilot is None:
+        noise, source = PilotNoise(own=seed_sd or 0.0), "assumed"
+    else:
         with open_store(pilot) as store:
-            noise = pilot_noise(store.frame("select * from runs"), objective)
-    source = f"of {pilot}" if pilot else "assumed"
+            noise, source = pilot_noise(store.frame("select * from runs"), objective), f"of {pilot}"
     configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:

@@ -241,6 +241,17 @@ def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
         plan(write(tmp_path, LARGE), seed_sd=0.05)
 
 
+def test_a_pilot_tells_the_noise_of_a_sweep(tmp_path, capsys):
+    """Losses 1, 2 and 3, 6 of two seeds: less both means +-.5 is left, so 1 with one degree of freedom."""
+    path = definition(tmp_path, space={"depth_scale": ["none", "lns"]}, seeds=[0, 1])
+    losses = {("none", 0): 1.0, ("none", 1): 2.0, ("lns", 0): 3.0, ("lns", 1): 6.0}
+    for config in Plan(sweep_definition(path)).expected_runs():
+        make_run(tmp_path / "pilot", config, {"val_loss": losses[config.depth_scale, config.seed]})
+    plan(path, pilot=tmp_path / "pilot")
+    shown = "".join(capsys.readouterr().out.split())  # a long path has a line of its own
+    assert f"1nat/tokenbetweentherunsofasetting(of{tmp_path / 'pilot'},1df" in shown
+
+
 @pytest.mark.parametrize("corpus", ["missing.txt", "sft:missing.jsonl"])
 def test_a_corpus_that_is_not_here_is_refused_as_by_sweep_but_for_another_machine(tmp_path, monkeypatch, corpus):
     monkeypatch.chdir(tmp_path)
