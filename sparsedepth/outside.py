@@ -70,13 +70,13 @@ def _answers(ours: "Connection", pid: int, folder: Path, source: str, seconds: f
             yield content
         if time.monotonic() - heard > seconds:
             raise ValueError(f"{source} cannot be read: nothing of it came for {seconds:g} s; --deadline gives it more")
-        for more_than, n, most in (
-            ("needs more than {} MB of memory", _resident(pid) - start, MEMORY),
-            ("fills the disk with more than {} MB", _size(folder), DISK),
-            ("has more than {} MB", n_bytes, ANSWER),
+        for told, n, most in (
+            ("needs more than {:,.0f} MB of memory", _resident(pid) - start, MEMORY),
+            ("fills the disk with more than {:,.0f} MB", _size(folder), DISK),
+            ("has more than {:,.0f} MB", n_bytes, ANSWER),
         ):
             if n > most:
-                raise ValueError(f"{source} cannot be read: it {more_than.format(f'{most / 1e6:,.0f}')}")
+                raise ValueError(f"{source} cannot be read: it {told.format(most / 1e6)}")
 
 
 def _resident(pid: int) -> int:

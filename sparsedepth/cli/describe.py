@@ -137,7 +137,9 @@ def presets(
         if format != "table":
             raise ValueError(f"--format {format} is for the list; `presets {name}` prints YAML, a run file's fields")
         preset = find(name)
-        print(*(f"# {note}" for note in (f"{name}: {preset.source}", preset.note) if note), sep="\n")
+        print(f"# {name}: {preset.source}")
+        if preset.note:
+            print(f"# {preset.note}")
         print(yaml_text({"preset": name, **preset.fields}), end="")
         return
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")

@@ -58,7 +58,8 @@ class PlotCommand(FolderOptions):
         except ValueError:
             raise ValueError(f"--depths {self.depths!r} are no numbers of layers; give them as 4,12") from None
         asked = (self.figure, out, self.run, format or "png", self.style)
-        with self.open() as store, bar("figures") if self.figure == "all" else nullcontext(silent) as progress:
+        progress_bar = bar("figures") if self.figure == "all" else nullcontext(silent)
+        with self.open() as store, progress_bar as progress:
             return draw(store, *asked, progress, self.columns, only)
 
 

@@ -132,8 +132,11 @@ def _other_numbers(task: TaskConfig) -> tuple[int, ...] | None:
     """The least and the largest number of operations, and that of elements, where another is asked for: operations are
     some of the group's elements, enough to generate it."""
     assert task.task_group is not None
-    least, order = 1 if task.task_group == "Z60" else 2, ORDERS[task.task_group]
-    return None if task.n_operations is None or least <= task.n_operations < order else (least, order - 1, order)
+    least = 1 if task.task_group == "Z60" else 2
+    order = ORDERS[task.task_group]
+    if task.n_operations is None or least <= task.n_operations < order:
+        return None
+    return least, order - 1, order
 
 
 TASKS = {

@@ -86,14 +86,16 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
     """The tests of what is recommended; none without a recommendation, but for a held-out depth that was asked for."""
     found: dict[str, Answer] = {}
+    if recipe.effect:
+        reason = recipe.weakness or recipe.unknown
+        in_sample = ("failed", reason) if reason else ("passed", in_sample_text(recipe, recipe.effect))
+        found["in-sample with seeds"] = in_sample
     if recipe.effect or holdout:
         found["held-out depth"] = _held_out(recipe, holdout)
     if recipe.effect:
-        reason = recipe.weakness or recipe.unknown
-        in_sample: Answer = ("failed", reason) if reason else ("passed", in_sample_text(recipe, recipe.effect))
-        scales, cost = _scales(recipe), _cost(recipe.effect.flops)
-        found = {"in-sample with seeds": in_sample, **found, "fresh seeds": _fresh_seeds(verification)}
-        found |= {"several scales": scales, "equal cost": cost}
+        found["fresh seeds"] = _fresh_seeds(verification)
+        found["several scales"] = _scales(recipe)
+        found["equal cost"] = _cost(recipe.effect.flops)
     return tuple(Test(name=name, outcome=outcome, text=text) for name, (outcome, text) in found.items())
 
 

@@ -165,12 +165,12 @@ class Queue:
             if made.state != TrialState.RUNNING:
                 return None
         seed = int(digest([task.proposal_index])[:8], 16)
-        drawn, samplers = random_proposals(self.definition), optuna.samplers
-        sampler = samplers.RandomSampler(seed=seed)  # not used: the cells are known
+        drawn = random_proposals(self.definition)
+        sampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
         if self.definition.sampler == "tpe":
-            sampler = samplers.TPESampler(seed=seed, n_startup_trials=drawn)
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=drawn)
         elif self.definition.sampler == "nsga2":
-            sampler = samplers.NSGAIISampler(seed=seed, population_size=drawn)
+            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=drawn)
         # A new study object, since Optuna's caches the trials that it saw.
         study = optuna.load_study(study_name=self.study.study_name, storage=storage, sampler=sampler)
         return optuna.Trial(study, trial_id)

@@ -20,9 +20,11 @@ def power_text(found: "DetectableEffects") -> str:
     fields = " and ".join(found.tuned)
     df = f", {noise.df:.3g} df, its uncertainty included" if noise.df else ""
     of = "of ln loss" if found.is_ladder else unit
-    choice = f"; none assumed from choosing {fields}, which a pilot with tuning would measure"
-    choice = f"; {noise.choice:.3g} from choosing {fields}" if noise.choice else choice
-    choice = choice if found.tuned else ""
+    choice = ""
+    if found.tuned:
+        known = f"; {noise.choice:.3g} from choosing {fields}"
+        unknown = f"; none assumed from choosing {fields}, which a pilot with tuning would measure"
+        choice = known if noise.choice else unknown
     needed = "" if found.effect is None else f"; seeds wanted: for an effect of {size_in_unit(found.effect, unit)}"
     seen = (
         f"what a setting is worth in compute, the same at every size, that such a ladder shows with {POWER:.0%} power "

@@ -157,14 +157,14 @@ def _at_equal_tokens(rows: "pd.DataFrame", cells: "Cells") -> str:
 
 def _cost_text(crossovers: Sequence["Crossover"]) -> str:
     """'8 and 16 layers are worth their cost (16: at 1e13 FLOPs -0.08 nat/token (...) against 8 layers); ...'"""
-    text = ""
+    parts = []
     for verdict, known in {"worth it": "", "not worth it": "not ", "not known": "not known to be "}.items():
         if of_verdict := [one for one in crossovers if one.verdict == verdict]:
             names = [str(one.n_layers) for one in of_verdict]
             size = at_largest(of_verdict[-1])
             size = f" ({names[-1]}: {size})" if len(names) > 1 else f": {size}"
-            text += f"; {listed(names)} layers are {known}worth their cost{size}"
-    return text.removeprefix("; ")
+            parts.append(f"{listed(names)} layers are {known}worth their cost{size}")
+    return "; ".join(parts)
 
 
 def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) -> tuple[str, ...]:
