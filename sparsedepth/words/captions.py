@@ -309,7 +309,8 @@ def term_title(fitted: "FittedLaw", boot: "Bootstrap | None", term: "Term", poin
     ends = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
     n_hidden = int((points[f"{term.name}_rest"] <= 0).sum())
     hidden = f"\n{counted(n_hidden, 'point')} at or below 0 not shown" if n_hidden else ""
-    return f"{term.name}: a_{term.symbol} = {exponent.value:.3f}{interval(*ends, '.2f') or ' (fixed)'}{hidden}"
+    without = " (fixed)" if exponent.name in fitted.law.fixed else " (interval unknown)"
+    return f"{term.name}: a_{term.symbol} = {exponent.value:.3f}{interval(*ends, '.2f') or without}{hidden}"
 
 
 def ladder_caption(n_hidden: int, drifting: Sequence[str], of: str = "compute") -> str:

@@ -1,5 +1,7 @@
 """The depth law's figure: its numbers add up, and the file is reproducible."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from support.depth_law_points import grid, planted
 
 from sparsedepth.plots.scaling import draw_law, law_page
 from sparsedepth.scaling.fit_law import bootstrap, fit_law
+from sparsedepth.scaling.law import Law
 from sparsedepth.scaling.report import curve_of, law_points
 
 
@@ -35,6 +38,14 @@ def test_the_curve_is_the_fit_inside_its_band(fitted):
     titles = [axis.get_title() for axis in law_page(law_points(fitted), fitted, boot).axes]
     assert titles[1].startswith(f"depth: a_l = {fitted.parameters['a_l'].value:.3f} (")
     assert curve_of(fitted, None, 1)["lo"].isna().all()
+
+
+def test_an_exponent_without_an_interval_is_fixed_only_where_it_was(fitted):
+    """Of width 0.3, which is fixed, and of depth, of which the points do not tell the error."""
+    held = fit_law(fitted.points, Law(fixed={"a_m": 0.3}))
+    open_ended = replace(held, covariance=np.full_like(held.covariance, np.nan))
+    titles = [axis.get_title() for axis in law_page(law_points(open_ended), open_ended, None).axes]
+    assert " = 0.300 (fixed)" in titles[0] and titles[1].startswith("depth: ") and " (interval unknown)" in titles[1]
 
 
 def test_points_below_zero_are_counted_not_drawn(fitted):
