@@ -76,7 +76,7 @@ def _intervention_text(tried: "Intervention") -> str:
     alone = "other causes unchanged" if tried.is_alone else "not shown to move this cause alone"
     return (
         f"intervention {tried.moved.setting}, n_layers={tried.moved.n_layers}: {_effect_text(tried.moved)}; "
-        f"{alone} ({controls}); {_effect_text(tried.effect)}"
+        f"{alone}{controls and f' ({controls})'}; {_effect_text(tried.effect)}"
     )
 
 
