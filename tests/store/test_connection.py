@@ -325,6 +325,7 @@ def test_too_much_memory_is_one_line_and_no_file(shared, tmp_path, monkeypatch):
     [
         ("SELECT val_los FROM runs", 'Candidate bindings: "val_loss"'),
         ("SELECT run_id, val_los FROM runs", 'Candidate bindings: "val_loss"'),
+        ("SELECT * FROM runs WHERE preset = 'mhc'", "the name of a remedy's fields: name one of them"),
         ("SELECT * FROM run", 'Did you mean "runs"'),
         ("SELECT CAST(outcome AS INTEGER) FROM runs", "Could not convert string 'ok'"),
         ("PIVOT layers ON metric USING avg(value)", "values spelled out"),
