@@ -400,7 +400,7 @@ def _explain(error: duckdb.Error, query: str) -> str:
                 value = name.lower()
             return f"no column is called {name!r}; a text stands in single quotes: write '{value}'"
         if name == "preset":
-            return "no column is called 'preset', the name of a remedy's fields: name one of them (`sparsedepth presets`)"
+            return "no column is called 'preset', the name of a remedy's fields: name one of them (`presets NAME`)"
         message += "; all columns: `query DIR --schema`"
     if message.startswith("unterminated"):
         message += "; inside a text write a quote as two quotes: 'it''s'"
