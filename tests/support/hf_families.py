@@ -122,7 +122,9 @@ def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedMo
         attention = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"  # as loading does
     head = getattr(transformers, "GPT2LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM")
     config._attn_implementation = attention if head._supports_sdpa else "eager"
-    model = head(config)
+    with torch.random.fork_rng():  # vectors are near their initial values, of which some are drawn
+        torch.manual_seed(0)
+        model = head(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
