@@ -123,12 +123,14 @@ def axis_of_points(axes: Any, points: Iterable[float]) -> None:
     """A logarithmic x axis labelled at values that exist, such as depths: the last, and those that labels leave room
     for."""
     ordered = sorted(set(points), reverse=True)
+    texts = {point: f"{point:g}" if point == int(point) else f"{point:.3g}" for point in ordered}
     shown = ordered[:1]
     for point in ordered[1:]:
-        if math.log(shown[0] / point) >= 0.034 * len(f"{point:g}") * math.log(ordered[0] / ordered[-1]):
+        length = (len(texts[point]) + len(texts[shown[0]])) / 2  # half of each label lies between the two points
+        if math.log(shown[0] / point) >= 0.034 * length * math.log(ordered[0] / ordered[-1]):
             shown.insert(0, point)
     axes.set_xscale("log")
-    axes.set_xticks(shown, [f"{point:g}" for point in shown])
+    axes.set_xticks(shown, [texts[point] for point in shown])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

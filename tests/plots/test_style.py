@@ -131,6 +131,12 @@ def test_an_axis_of_points_labels_values_that_exist_where_there_is_room():
     axis_of_points(many, [0.00075 * 2**i for i in range(9)])
     shown = many.get_xticks()
     assert shown[-1] == 0.192 and len(shown) < 9 and {*shown} <= {0.00075 * 2**i for i in range(9)}
+    long = Figure().subplots()
+    axis_of_points(long, [0.0015, 0.00212, 0.003, 0.00424, 0.006, 0.00849057, 0.0120151])  # of extensions
+    assert [tick.get_text() for tick in long.get_xticklabels()] == ["0.0015", "0.003", "0.006", "0.012"]
+    two = Figure().subplots()
+    axis_of_points(two, [0.0015, 0.006, 0.00849057])
+    assert [tick.get_text() for tick in two.get_xticklabels()] == ["0.0015", "0.00849"]
 
 
 def test_settings_are_in_order_of_their_numbers():
