@@ -252,8 +252,7 @@ def _settings(runs: pd.DataFrame, records: Mapping[str, Row]) -> Settings | None
 
 def _changes(settings: Settings | None, record: Row) -> Named:
     """The fields of a label in which a cell differs from the baseline."""
-    names = settings.label_fields if settings else ()
-    return {name: record[name] for name in names if settings and record[name] != settings.baseline.knobs[name]}
+    return {**settings.changes(record)} if settings else {}
 
 
 def _has_budgets(results: pd.DataFrame, settings: Settings) -> bool:

@@ -91,9 +91,13 @@ class Settings:
     n_layers -> value."""
 
     def changes(self, knobs: Row) -> Row:
-        """The fields of labels, but the budget, in which these differ from the baseline's (`by_preset`)."""
-        names = [name for name in self.label_fields if name in knobs and name != self.budget]
-        return by_preset({name: knobs[name] for name in names if knobs[name] != self.baseline.knobs[name]})
+        """The fields of labels in which these differ from the baseline's."""
+        known = [name for name in self.label_fields if name in knobs]
+        return {name: knobs[name] for name in known if knobs[name] != self.baseline.knobs[name]}
+
+    def named(self, knobs: Row) -> Row:
+        """The same but the budget, a remedy by its name (`by_preset`)."""
+        return by_preset({name: value for name, value in self.changes(knobs).items() if name != self.budget})
 
 
 class Progress(NamedTuple):

@@ -74,9 +74,10 @@ def _skill_text(skill: "Skill") -> str:
 def _intervention_text(tried: "Intervention") -> str:
     controls = "; ".join(map(_effect_text, filter(None, tried.controls)))
     alone = "other causes unchanged" if tried.is_alone else "not shown to move this cause alone"
+    alone += f" ({controls})" if controls else ""
     return (
         f"intervention {tried.moved.setting}, n_layers={tried.moved.n_layers}: {_effect_text(tried.moved)}; "
-        f"{alone}{controls and f' ({controls})'}; {_effect_text(tried.effect)}"
+        f"{alone}; {_effect_text(tried.effect)}"
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def setting_label(settings: "Settings", knobs: Row) -> str:
     """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does. The budget
     is named in each: 'baseline, train_tokens=6400'."""
-    texts = [assignment(name, value) for name, value in settings.changes(knobs).items()]
+    texts = [assignment(name, value) for name, value in settings.named(knobs).items()]
     has_budget = settings.budget in settings.label_fields and settings.budget in knobs
     budget = [assignment(settings.budget, knobs[settings.budget])] if has_budget else []
     return commas([*(texts or ["baseline"]), *budget])

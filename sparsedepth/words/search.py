@@ -25,11 +25,11 @@ def best_values(values: Sequence[Any], n: int, is_range: bool) -> str:
     'lns in 5 of 6 (54% of all proposals); none in 1 of 6 (46%)' of a choice."""
     if not is_range:
         names = ["null" if value is None else str(value) for value in values]
-        every, best = Counter(names), Counter(names[:n]).most_common()
-        return "; ".join(
-            f"{name} in {times} of {n} ({every[name] / len(names):.0%}{' of all proposals' * (name == best[0][0])})"
-            for name, times in best
-        )
+        every, texts = Counter(names), list[str]()
+        for name, times in Counter(names[:n]).most_common():
+            of = "" if texts else " of all proposals"  # said once
+            texts.append(f"{name} in {times} of {n} ({every[name] / len(names):.0%}{of})")
+        return "; ".join(texts)
     numbers = [value for value in values[:n] if value is not None]
     if not numbers:
         return "none"
