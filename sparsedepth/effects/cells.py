@@ -50,6 +50,8 @@ COSTS = {
 MEASURE = {*fields_where(RunConfig, lambda role: role.kind == "measure")} - {"measures"}
 """Fields by which a value depends on how it was measured; what else was measured changes none."""
 LOSSES = {OWN, COMMON}
+ROUNDED = 0.005
+"""Relative distance of values of lr that are one: 8.49e-3 in a definition, 6e-3 times the root of 2 by an extension."""
 EDGE = "{} {:g} is the {}"
 """'weight_decay 0.1 is the lowest' of those tried: its optimum may lie beyond."""
 
@@ -160,6 +162,7 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
     labels = {cell: label_of(own.items(), own) for cell, own in changes.items()}
     loss = loss_of(runs)
     lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
+    lr = joined(lr, ROUNDED)
     rows = pd.DataFrame(
         {
             "run_id": runs["run_id"],
@@ -182,6 +185,13 @@ def _rows(runs: pd.DataFrame, changes: Mapping[str, Row], outcome: str, tuned: S
     is_chosen = rows["tuning"].isin(CHOSEN_ROLES) | (len(tuned) < 2)
     of_curve = is_chosen.groupby([rows["n_layers"], rows["setting"], *map(runs.get, tuned[1:])], dropna=False)
     return rows[of_curve.transform("any") & (not (lr <= 0).any()) | ~rows["tuning"].isin(["rejected"])]
+
+
+def joined(values: pd.Series, distance: float) -> pd.Series:
+    """The lowest of values that are one, each within this relative distance of the next; NaN stays."""
+    found = pd.Series(np.unique(values.dropna()))
+    lowest = found.groupby((found.pct_change() > distance).cumsum()).transform("first")
+    return values.map(dict(zip(found, lowest, strict=True)))
 
 
 def label_of(changes: Iterable[tuple[str, Any]], names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from sparsedepth.effects.cells import Cells, Depth, depth_of, label_of
+from sparsedepth.effects.cells import Cells, Depth, depth_of, joined, label_of
 from sparsedepth.effects.fit import CellRuns, Contrast, NamedFit, fit_of, fit_with_curves, with_carrying
 from sparsedepth.effects.verdict import Side
 from sparsedepth.quantities import sign
@@ -93,12 +93,6 @@ def with_budgets(cells: Cells) -> pd.DataFrame:
 def budget_of(flops: pd.Series) -> pd.Series:
     """Of budgets that are one, each within MATCHED of the next, the lowest [FLOPs]."""
     return joined(flops, MATCHED)
-
-
-def joined(values: pd.Series, distance: float) -> pd.Series:
-    """The lowest of values that are one, each within this relative distance of the next; NaN stays."""
-    ordered = values.dropna().sort_values()
-    return ordered.groupby((ordered.pct_change() > distance).cumsum()).transform("first").reindex(values.index)
 
 
 def budgets_of(runs: pd.DataFrame) -> pd.Series:

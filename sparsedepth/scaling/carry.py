@@ -20,15 +20,13 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.depths import joined
+from sparsedepth.effects.cells import ROUNDED, joined
 from sparsedepth.effects.fit import NEAR, fit
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.values import assignment
 
 ROLES = roles(RunConfig)
-ROUNDED = 0.005
-"""Relative distance of values of lr that are one: 8.49e-3 in a definition, 6e-3 times the root of 2 by an extension."""
 
 
 class ShapeRegret(NamedTuple):

@@ -108,6 +108,23 @@ def test_a_tuned_lr_is_no_setting_and_its_choice_is_in_the_interval():
     assert found["detectable"] > (found["hi"] - found["lo"]) / 2
 
 
+def test_lr_that_differ_by_rounding_are_one():
+    """One folder's definition names 8.49e-3; another's grid was extended from 6e-3 by the root of 2. The variance, by
+    which no tuning chose, is compared at equal lr: there LNS halves it."""
+    steps = [0.006 * 2 ** (k / 2) for k in (-1, 0, 1)]
+    loss = noisy(lambda c: 3.0)
+    halved, rng = {"none": 2.0, "lns": 1.0}, np.random.default_rng(1)
+    runs = tuned(
+        lambda c: {**loss(c), "residual_variance_last": halved[c.depth_scale] * c.lr * rng.lognormal(0, 0.05)},
+        steps,
+        steps[2],
+    )
+    named = runs["lr"].where(runs["depth_scale"] == "none", [float(f"{lr:.3g}") for lr in runs["lr"]])
+    found = row(frame(runs.assign(lr=named), "residual_variance_last"), question="setting")
+    assert (found["at"], found["verdict"]) == ("equal lr", "lower")
+    assert math.exp(found["estimate"]) == pytest.approx(0.5, rel=0.1)
+
+
 def test_between_depths_the_choice_of_lr_counts_even_where_a_depth_has_the_baseline_alone():
     def mean(config):
         return 3 + 0.05 * math.log2(config.lr / 0.002) ** 2
