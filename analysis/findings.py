@@ -35,6 +35,7 @@ SCALARS, MHC = "preset=nanochat-scalars", "preset=mhc"
 GATED, VALUES = "gated_attention=channel", "value_residual=True"
 BOTH = f"{SCALARS}, {VALUES}"
 CARRIED = "lr_transfer_narrow lr_transfer_narrow_deep"
+SHAPES = "depth_shape depth_shape_batch"
 REMEDIES_24 = "remedies_deep_tuned remedies_deep_tuned_more"
 COMPLETEP_12, LOOPS = "parametrisation=completep, base_width=32", "loops=2"
 COMPLETEP = f"{COMPLETEP_12}, base_depth=6"
@@ -76,6 +77,9 @@ STATED = (
     *(Stated(4, "equal_flops equal_flops_lns", 32, LNS, of) for of in (VARIANCE, NEEDED)),
     Stated(5, "text_flops", 12), Stated(5, "text_flops", 24), Stated(5, "text_flops_trial", 24),
     *(Stated(5, "depth_shape", n) for n in (8, 16, 32)),
+    *(Stated(5, SHAPES, n, f"batch_tokens={batch}") for n in (4, 8) for batch in (512, 2048)),
+    *(Stated(5, "depth_shape_batch", n, "batch_tokens=512") for n in (4, 8)),
+    Stated(5, "depth_shape_batch", None, "batch_tokens=512", question="depth slope"),
     *(Stated(6, f"equal_flops_{name}", 32)
       for name in ("trial_tuned", "fourfold", "fourfold_tuned", "longer", "operations")),
     Stated(6, "equal_flops", 16),
@@ -99,7 +103,7 @@ GROUPS = (
     ("text, width 64", TEXT_6, (6,)),
     ("text, width 64", TEXT_12, (12,)),
     ("text, width 64", TEXT_24, (24,)),
-    ("text, 0.35 M in the blocks", "depth_shape", (8, 16, 32)),
+    ("text, 0.35 M in the blocks", SHAPES, (4, 8, 16, 32)),
     ("text, width 48", "remedies_tuned", (12,)),
     ("text, width 32, equal FLOPs", REMEDIES_24, (24,)),
     ("text, width 48, lr carried", "remedies", (12,)),
