@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparsedepth.store.best import Ranking
     from sparsedepth.store.connection import Store
 
+Baseline = Annotated[str, Option(help="a setting that stands in its place, by its name: 'depth_scale=lns'")]
 LIST = "list"
 """The value of `--ask` without a name."""
 UNLIKE_SWAPS = """
@@ -64,6 +65,7 @@ def query(
     format: Format = None,
     out: OutFile = None,
     timeout: Annotated[float, Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
+    baseline: Baseline = "",
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
@@ -78,9 +80,10 @@ def query(
         raise ValueError('give one of: a query, such as "select * from runs"; --ask NAME (--ask alone lists); --schema')
     format = choose_format(format, out)
     if sql is not None:
+        _check_baseline(baseline, False)
         content = _answer(folders, sql, format, timeout, skip_damaged)
     else:
-        content = _saved_answer(folders, None if schema else ask, format, skip_damaged)
+        content = _saved_answer(folders, None if schema else ask, format, skip_damaged, baseline)
     write(content, out)
 
 
@@ -123,22 +126,32 @@ class AskCommand(FolderOptions):
     Raises ValueError for an unknown question, and where only tuning is complete."""
 
     question: str
+    _: KW_ONLY
+    baseline: Baseline = ""
 
     def compute(self) -> "Answer | QueryResult":
         from sparsedepth.report.answers import answer
         from sparsedepth.store import saved_queries
 
+        _check_baseline(self.baseline, self.question in saved_queries.FROM_EFFECTS)
         with self.open() as store:
             if self.question in saved_queries.FROM_EFFECTS:
-                return answer(store, self.question)
+                return answer(store, self.question, self.baseline)
             return saved_queries.ask(store, self.question)
 
 
-def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
+def _check_baseline(baseline: str, is_of_effects: bool) -> None:
+    """Raises ValueError for a baseline of an answer that compares no settings."""
+    if baseline and not is_of_effects:
+        raise ValueError(f"--baseline {baseline!r} is of effects, --ask depth and --ask variance; leave it out")
+
+
+def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool, baseline: str) -> bytes:
     """The list of saved questions, the answer to one, or the schema (`ask` None)."""
     from sparsedepth.store import saved_queries
     from sparsedepth.store.connection import open_store
 
+    _check_baseline(baseline, ask in saved_queries.FROM_EFFECTS)
     if ask == LIST:
         texts = saved_queries.sentences() | saved_queries.FROM_EFFECTS
         if format != "table":
@@ -149,7 +162,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
             from sparsedepth.report.answers import answer
             from sparsedepth.words.report import whole_answer
 
-            found = answer(store, ask)
+            found = answer(store, ask, baseline)
             return f"{whole_answer(found)}\n".encode() if format == "table" else encode(found.rows, format)
         if ask is not None:
             if format == "table":
@@ -251,6 +264,7 @@ class EffectsCommand(FolderOptions):
         Literal["loss", "speedup"], Option("--as", help="speedup: as the compute that the baseline would need")
     ] = "loss"
     detail: Annotated[bool, Option("--detail", help="the parts of each interval, p and evidence")] = False
+    baseline: Baseline = ""
 
     def compute(self) -> QueryResult:
         with self.open() as store:
@@ -308,6 +322,7 @@ def _multipliers(store: "Store", given: EffectsCommand) -> Shown:
 
 def _effects(store: "Store", given: EffectsCommand) -> Shown:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
+    _check_baseline(given.baseline, given.part == "all" and given.currency == "loss")
     if given.currency == "speedup":
         if given.part != "all" or given.detail:
             raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
@@ -340,6 +355,7 @@ def _effects(store: "Store", given: EffectsCommand) -> Shown:
             lambda: chain_lines(chain.chain_of(found), given.detail),
             has_long_lines=given.detail,
         )
+    _check_baseline(given.baseline, search is None)
     if search is None or given.knob is not None:
         return _of_settings(store, runs, outcome, given)
     if given.detail:
@@ -359,7 +375,7 @@ def _of_settings(store: "Store", runs: "pd.DataFrame", outcome: str, given: Effe
     from sparsedepth.store.setting import pending
     from sparsedepth.words.effects import effects_text, equal_loss_line, second_look_lines, swaps_line
 
-    found = cells.cells_of(runs, outcome)
+    found = cells.cells_of(runs, outcome, baseline=cells.changes_of(runs, given.baseline))
     scores = score_rows(frame.compared(found), outcome)
     usable = usable_form(outcome, scores)
     found = found.of_outcome(usable.form)

@@ -36,6 +36,7 @@ from sparsedepth.store.schema import plain, stored_value
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, by_preset, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
+from sparsedepth.words.plain_text import did_you_mean
 from sparsedepth.words.values import assignment
 
 BASELINE = "baseline"
@@ -76,6 +77,8 @@ class Cells:
     """Whether the rows are those of one of several budgets at each depth."""
     other_scoring: tuple[int, ...] = ()
     """The depths of the runs that are left out, as they were scored in another way."""
+    asked_baseline: Changes = frozenset()
+    """The fields of the setting that was asked for as the baseline."""
 
     def of_outcome(self, outcome: str) -> "Cells":
         """The same cells with another outcome of the same runs, made once."""
@@ -133,19 +136,20 @@ class Cells:
         return Side(name=name, edge=cell.edge if self.is_tuned else "", outside=outside, diverged=cell.n_diverged)
 
 
-def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
+def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False, baseline: Changes = frozenset()) -> Cells:
     """The cells of these rows of `runs`; where budgets are branches, or differ by depth, those at one of each depth.
-    Raises ValueError for an outcome that is no number of `runs`."""
+    `baseline`: fields of a setting that stands in its place. Raises ValueError for an outcome that is no number of
+    `runs`."""
     unit = unit_of(outcome, runs.columns)
     runs = without_measured_models(runs)
     if "carried" in distinct(runs, "tuning"):  # a depth may have served tuning alone
         runs = runs[runs["n_layers"].isin(result_rows(runs)["n_layers"])]
     of_trained = runs
     records = _records(runs)
-    settings = _settings(runs, records)
+    settings = _settings(runs, records, baseline)
     if is_one_budget := settings is not None and not every_budget and _has_budgets(result_rows(runs), settings):
         runs = _one_budget(runs, settings, records)
-        settings = _settings(runs, records)
+        settings = _settings(runs, records, baseline)
     tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
     rows = _rows(runs, {cell: _changes(settings, record) for cell, record in records.items()}, outcome, tuned)
     alike = _scored_alike(rows, runs, ["n_layers", "setting"] if every_budget else ["n_layers"])
@@ -153,6 +157,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
         runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
         tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(result_rows(runs)),
         is_one_budget=is_one_budget, other_scoring=tuple(rows.loc[rows.index.difference(alike.index), "n_layers"]),
+        asked_baseline=baseline,
     )  # fmt: skip
 
 
@@ -248,7 +253,7 @@ def _records(runs: pd.DataFrame) -> dict[str, Named]:
     }
 
 
-def _settings(runs: pd.DataFrame, records: Mapping[str, Row]) -> Settings | None:
+def _settings(runs: pd.DataFrame, records: Mapping[str, Row], baseline: Changes) -> Settings | None:
     """Of the configurations with a result; None without any."""
     if result_rows(runs).empty:
         return None
@@ -257,7 +262,24 @@ def _settings(runs: pd.DataFrame, records: Mapping[str, Row]) -> Settings | None
         Configuration(cell_id=cell, tuned=frozenset(parse_tuned_fields(text)), knobs=records[cell])
         for cell, text in zip(first["cell_id"], first["tuned_fields"], strict=True)
     ]
-    return settings_of(configurations)
+    settings = settings_of(configurations)
+    return replace(settings, baseline=replace(settings.baseline, knobs={**settings.baseline.knobs, **dict(baseline)}))
+
+
+def changes_of(runs: pd.DataFrame, setting: str) -> Changes:
+    """The fields in which the setting of this name differs from the baseline, for `cells_of`; none of ''. Raises
+    ValueError for one that was not run."""
+    if setting in ("", BASELINE):
+        return frozenset()
+    records = _records(without_measured_models(runs))
+    settings = _settings(runs, records, frozenset())
+    every = [_changes(settings, record) for record in records.values()]
+    without_budget = [{name: value for name, value in own.items() if name != BUDGET} for own in every]
+    labels = {label_of(own.items(), own): own for own in without_budget}
+    if setting not in labels:
+        hint = did_you_mean(setting, labels, f"choose one of: {'; '.join(sorted(labels))}")
+        raise ValueError(f"baseline {setting!r} was not run; {hint}")
+    return frozenset(labels[setting].items())
 
 
 def _changes(settings: Settings | None, record: Row) -> Named:

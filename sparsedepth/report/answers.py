@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, changes_of, distinct
 from sparsedepth.effects.depths import budgets_of, depths_of
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
@@ -40,6 +40,7 @@ from sparsedepth.words.report import (
     raised_line,
     variance_notes,
     variance_sentence,
+    with_baseline,
 )
 from sparsedepth.words.scaling import shapes_lines
 
@@ -70,20 +71,23 @@ class Answer:
         return self.rows.frame()
 
 
-def answer(store: Store, name: str) -> Answer:
-    """The answer to one of ANSWERS. Raises ValueError where only tuning is complete, and for a search."""
+def answer(store: Store, name: str, baseline: str = "") -> Answer:
+    """The answer to one of ANSWERS, with a setting in place of the baseline. Raises ValueError for a setting that was
+    not run, where only tuning is complete, and for a search."""
     if reason := only_tuning_text(only_tuning(store)):
         raise ValueError(reason)
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
-    shapes = shapes_answer(store) if name == "depth" else None
+    shapes = shapes_answer(store) if name == "depth" and not baseline else None
     if shapes is not None and shapes.decides:
         found = _of_shapes(shapes)
     else:
         runs = _read(store)
-        found = ANSWERS[name](cells_of(runs, loss_of(runs)))
+        found = ANSWERS[name](cells_of(runs, loss_of(runs), baseline=changes_of(runs, baseline)))
         if shapes is not None:
             found = replace(found, notes=(*found.notes, *shapes_lines(shapes)))
+        if baseline:
+            found = replace(found, sentence=with_baseline(baseline, found.sentence))
     told = sentence_of(pending_text(pending(store)))
     return replace(found, sentence=f"{found.sentence.removesuffix('.')}. {told}") if told else found
 
@@ -214,7 +218,9 @@ def _depths_at(cells: Cells, basis: str, judged: Sequence[Crossover] = ()) -> pd
     if best.index.get_level_values(0).nunique() < 2:
         return pd.DataFrame(columns=["n_layers"])
     of_group = pd.Series([*zip(runs["n_layers"], budgets, strict=True)], runs.index).isin([*best.index])
-    found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome))
+    if not of_group.all():
+        cells = cells_of(runs[of_group], cells.outcome, baseline=cells.asked_baseline)
+    found = _depths(cells)
     return found[(found["basis"] == basis) | found["estimate"].isna() | (basis == "flops")].assign(basis=basis)
 
 

@@ -105,7 +105,9 @@ def crossovers(cells: Cells) -> list[Crossover]:
 
 def every_budget(cells: Cells) -> Cells:
     """The cells with the rows of all budgets, where theirs are of one."""
-    return cells_of(cells.runs, cells.outcome, every_budget=True) if cells.is_one_budget else cells
+    if not cells.is_one_budget:
+        return cells
+    return cells_of(cells.runs, cells.outcome, every_budget=True, baseline=cells.asked_baseline)
 
 
 @once

@@ -53,6 +53,11 @@ def whole_answer(answer: "Answer", width: int | None = None) -> str:
     return f"{head}{table}\n{wrapped(answer.notes, width) if table else ''}".rstrip("\n")
 
 
+def with_baseline(setting: str, sentence: str) -> str:
+    """The sentence of an answer whose baseline is this setting."""
+    return f"With {setting} as the baseline: {sentence[:1].lower()}{sentence[1:]}"
+
+
 # Variance
 
 

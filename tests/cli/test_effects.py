@@ -27,6 +27,35 @@ def results(tmp_path_factory):
     return folder
 
 
+def test_with_a_setting_as_the_baseline(results):
+    """At 24 layers LNS has 3 - .202, at 12 it has 3 - .101; without LNS depth changes nothing."""
+    out, _ = sparsedepth("query", results, "--ask", "depth", "--baseline", "depth_scale=lns")
+    assert (
+        "With depth_scale=lns as the baseline: at equal tokens 24 layers have 0.101 nat/token less val_loss than 12"
+        in (" ".join(out.split()))
+    )
+    out, _ = sparsedepth("effects", results, "--baseline", "depth_scale=lns", "--format", "json")
+    effects = {(row["n_layers"], row["setting"]): row["estimate"] for row in json.loads(out)}
+    assert effects[24, "n_layers=24"] == pytest.approx(-0.101, abs=0.002)
+    assert effects[24, "depth_scale=none"] == pytest.approx(0.202, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("effects", "--as", "speedup"),
+        ("effects", "--part", "chain"),
+        ("query", "--ask", "best_per_depth"),
+        ("query", "--schema"),
+        ("query", "select 1"),
+    ],
+)
+def test_a_baseline_of_what_compares_no_settings_is_refused(results, command):
+    name, *options = command
+    _, error = sparsedepth(name, results, *options, "--baseline", "depth_scale=lns", code=2)
+    assert "--baseline 'depth_scale=lns' is of effects, --ask depth and --ask variance; leave it out" in error
+
+
 def test_one_knob_in_detail(results):
     out, _ = sparsedepth("effects", results, "--knob", "depth_scale", "--detail")
     lines = [line.split() for line in out.splitlines()]
