@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from script import run_script
 
-from sparsedepth.effects.cells import BASELINE, cells_of
+from sparsedepth.effects.cells import BASELINE, cells_of, changes_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.scaling.points import budget_rows
 from sparsedepth.scaling.speedup import speedups
@@ -40,7 +40,7 @@ REMEDIES_24 = "remedies_deep_tuned remedies_deep_tuned_more"
 COMPLETEP_12, LOOPS = "parametrisation=completep, base_width=32", "loops=2"
 COMPLETEP = f"{COMPLETEP_12}, base_depth=6"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
-COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting")
+COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting", "baseline")
 
 
 class Stated(NamedTuple):
@@ -51,6 +51,8 @@ class Stated(NamedTuple):
     setting: str = "depth"
     outcome: str = LOSS
     question: str = "setting"
+    baseline: str = ""
+    """The setting that stands in the baseline's place."""
 
 
 FULL_STUDY = " ".join(
@@ -76,7 +78,9 @@ STATED = (
     Stated(4, FULL_STUDY, 32, LNS),
     *(Stated(4, "equal_flops equal_flops_lns", 32, LNS, of) for of in (VARIANCE, NEEDED)),
     Stated(5, "text_flops", 12), Stated(5, "text_flops", 24), Stated(5, "text_flops_trial", 24),
+    Stated(5, "text_flops text_flops_experts text_flops_shallow_experts", 24, baseline=EXPERTS),
     *(Stated(5, "depth_shape", n) for n in (8, 16, 32)),
+    *(Stated(5, SHAPES, 8, baseline=f"batch_tokens={batch}") for batch in (512, 2048)),
     *(Stated(5, SHAPES, n, f"batch_tokens={batch}") for n in (4, 8) for batch in (512, 2048)),
     *(Stated(5, "depth_shape_batch", n, "batch_tokens=512") for n in (4, 8)),
     Stated(5, "depth_shape_batch", None, "batch_tokens=512", question="depth slope"),
@@ -165,14 +169,14 @@ def stated(effects: Sequence[Stated] = STATED) -> pd.DataFrame:
     for folders, wanted in by_folders.items():
         with open_store(*(RESULTS / name for name in folders.split())) as store:
             runs = store.frame("select * from runs")
-            for outcome in dict.fromkeys(one.outcome for one in wanted):
-                found = _worth(store) if outcome == COMPUTE else _effects(runs, outcome)
-                rows += [_row(one, found) for one in wanted if one.outcome == outcome]
+            for of in dict.fromkeys((one.outcome, one.baseline) for one in wanted):
+                found = _worth(store) if of[0] == COMPUTE else _effects(runs, *of)
+                rows += [_row(one, found) for one in wanted if (one.outcome, one.baseline) == of]
     return pd.DataFrame(rows, columns=[*COLUMNS]).sort_values("rule", kind="stable", ignore_index=True)
 
 
-def _effects(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
-    cells = cells_of(runs, loss_of(runs) if outcome == LOSS else outcome)
+def _effects(runs: pd.DataFrame, outcome: str, baseline: str) -> pd.DataFrame:
+    cells = cells_of(runs, loss_of(runs) if outcome == LOSS else outcome, baseline=changes_of(runs, baseline))
     found = effects_frame(cells)
     if cells.unit == "ln ratio":
         found[["estimate", "lo", "hi"]] = found[["estimate", "lo", "hi"]].map(math.exp)
