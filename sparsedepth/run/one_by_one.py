@@ -45,14 +45,18 @@ class Ledger:
         refuse_pack(out)
         self.out, self.path = out, out / "measured" / f"{name}.json"
         self.stored = {"settings": json.loads(json.dumps(settings)), "models": {}}
+        self.read()
+
+    def read(self) -> None:
+        """What is known by now."""
         if self.path.exists():
             now, self.stored = self.stored["settings"], read_json(self.path)
             before = self.stored["settings"]
             for key in {**before, **now}:
                 if before.get(key) != now.get(key):
                     raise ValueError(
-                        f"{str(out)!r} has {name!r} with another {key}={before.get(key)}, now {now.get(key)}; "
-                        "give another -o"
+                        f"{str(self.out)!r} has {self.path.stem!r} with another {key}={before.get(key)}, "
+                        f"now {now.get(key)}; give another -o"
                     )
 
     @property
@@ -92,6 +96,7 @@ def one_by_one(keys: Mapping[str, str], ledger: Ledger, work: Callable[[str], Kn
     """Calls `work` on each name that the ledger does not have as done with its key, which changes where its files do.
     `tell` gets what is known of it, and how many are left. A second call waits for the first."""
     with locked(ledger.path.with_suffix(".lock")):
+        ledger.read()  # again: another call may have written it meanwhile
         done = {name for name, known in ledger.models.items() if known["key"] == keys.get(name) and not known["reason"]}
         left = [name for name in keys if name not in done]
         if left:

@@ -21,6 +21,7 @@ import sparsedepth as sd
 from sparsedepth.config.load import build
 from sparsedepth.config.models_file import ModelsFile
 from sparsedepth.probe.load import load_model
+from sparsedepth.run.one_by_one import Ledger, one_by_one
 from sparsedepth.store.run_record import verify
 
 MEASURES = "loss,variance,usefulness"
@@ -75,6 +76,22 @@ def test_a_failing_model_costs_its_row(board):
     with pytest.raises(ValueError, match="has 'models' with another seq_len=16, now 8; give another -o"):
         path.write_text(path.read_text().replace("seq_len: 16", "seq_len: 8"))
         sd.measure(models=path, out=out, measures=MEASURES, device="cpu")
+
+
+def test_a_second_call_that_has_waited_measures_what_the_first_has_left(tmp_path):
+    told = []
+
+    def tell(name, known, left):
+        told.append(name)
+
+    def work(name):
+        return {"weights": name, "bytes": 1, "equal_to": None, "run_id": None}
+
+    first, second, third = (Ledger(tmp_path, "models", {}) for _ in range(3))
+    one_by_one({"a": "1", "b": "1"}, first, work, tell)
+    one_by_one({"a": "1", "b": "1", "c": "1"}, second, work, tell)
+    one_by_one({"d": "1"}, third, work, tell)
+    assert told == ["a", "b", "c", "d"] == [*Ledger(tmp_path, "models", {}).models]
 
 
 @pytest.mark.parametrize("given", [{"revisions": "step1"}, {"keep": 0}, {"name": "mine"}])
