@@ -276,7 +276,7 @@ def scalars(found: Measurements) -> dict[str, float]:
 def unchanged(model: nn.Module) -> Generator[None]:
     """Context that leaves attributes and buffers of all modules, and all random state, as they were; and in which
     compiled parts run as they were written."""
-    before = [(module, {**vars(module)}) for module in model.modules()]
+    before = [(own, {**own}) for module in model.modules() for own in (vars(module), module._buffers)]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     states = random.getstate(), np.random.get_state()
     cuda = {weight.device for weight in model.parameters() if weight.is_cuda}
@@ -293,8 +293,7 @@ def unchanged(model: nn.Module) -> Generator[None]:
                 for buffer, value in buffers:
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
-            for module, attributes in before:
-                own = vars(module)
-                if own.keys() != attributes.keys() or any(own[name] is not attributes[name] for name in own):
+            for own, entries in before:
+                if own.keys() != entries.keys() or any(own[name] is not entries[name] for name in own):
                     own.clear()
-                    own.update(attributes)
+                    own.update(entries)

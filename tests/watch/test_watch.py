@@ -32,6 +32,18 @@ def test_training_is_the_same_to_the_last_bit_with_and_without_it(make):
     assert watch.last is not None and watch.last.summary["causal_score"] > 0
 
 
+def test_a_buffer_that_a_forward_pass_replaces_is_the_one_of_before():
+    class Counting(Plain):
+        def forward(self, ids):
+            self.n_calls = self.n_calls + 1
+            return super().forward(ids)
+
+    model = Counting()
+    before = model.n_calls
+    sd.watch(model, held_out(), out=None, measures=["variance"], **NAMES)(0)
+    assert model.n_calls is before and before == 0
+
+
 def test_a_failing_measure_is_a_warning_and_changes_nothing(monkeypatch):
     plain, model = train(llama(), 1), llama()
     watch = sd.watch(model, held_out(), every=1, out=None, measures=MEASURES)
