@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +98,20 @@ class Points:
         """From now on. Warns, once, of the points that were written without some of them."""
         before = self.stored.get("measures", measures)
         new = [name for name in measures if name not in before]
-        known = [read_json(path) for path in self.out.glob(f"{RUNS}/*/{IMPORTED}")] if new else []
-        if steps := [each["step"] for each in known if each["cluster"] == self.training.name]:
+        if new and self.steps:
             warnings.warn(
-                f"points of {self.training.name!r} up to step {max(steps)} lack {', '.join(new)}: they stay as they "
-                "are, and later ones have it; for all steps give another name",
+                f"points of {self.training.name!r} up to step {max(self.steps)} lack {', '.join(new)}: they stay as "
+                "they are, and later ones have it; for all steps give another name",
                 stacklevel=3,
             )
         self.keep(measures=[*before, *new])
 
-    def has(self, step: int, measured: Named) -> bool:
-        return is_complete(run_folder(self.out, self.training.run_at(step, measured).run_id))
+    @cached_property
+    def steps(self) -> set[int]:
+        """Of its points, however many sequences each was measured on."""
+        known = [read_json(path) for path in self.out.glob(f"{RUNS}/[!.]*/{IMPORTED}")]
+        own = (WATCHED, self.training.name)
+        return {each["step"] for each in known if (each["origin"], each.get("cluster")) == own}
 
     def write(
         self,
@@ -129,4 +133,5 @@ class Points:
         }
         folder = run_folder(self.out, run.run_id)
         save_record(folder, run, self.training.summary_at(step, found), manifest, found.tables())
+        self.steps.add(step)
         return folder

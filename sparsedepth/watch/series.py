@@ -88,7 +88,7 @@ class Series:
                 data_hash=tokens.source.data_hash,
             )
             points = Points(self.out, training)
-            if not points.has(step, {}):
+            if step not in points.steps:
                 found = measure_existing_model(loaded, tokens, config, step=step).measurements
                 device = loaded.probed.device.type
                 points.write(step, {}, found, stopwatch.seconds(), device, model_facts(loaded, tokens))

@@ -77,7 +77,7 @@ class Watch:
         is_repeated = self.last is not None and self.last.step == step  # as between accumulated batches
         if ((step % self.every or is_repeated) and not now) or not (is_first or self.adapted.is_sharded):
             return None
-        has_point = self.points is not None and is_first and self.points.has(step, self._measured())
+        has_point = self.points is not None and is_first and step in self.points.steps
         if self._agreed(has_point):
             return None
         began = time.perf_counter()

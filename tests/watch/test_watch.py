@@ -244,6 +244,23 @@ def test_its_cost_is_told_once_and_a_budget_takes_fewer_sequences(tmp_path, caps
     assert sd.watch(llama(), tokens, every=10, out=tmp_path, measures=["variance"], budget=0.025)(20) is None
 
 
+def test_a_step_has_one_point_however_many_sequences_it_was_measured_on(tmp_path, monkeypatch):
+    """The end of a training at its first point, or a kill soon after it: the budget has acted meanwhile."""
+    clock = iter(np.arange(1000.0))
+    monkeypatch.setattr("sparsedepth.watch.watching.time.perf_counter", lambda: next(clock))
+
+    def watched():
+        return sd.watch(llama(), held_out(64), every=10, out=tmp_path, measures=["variance"], budget=0.025)
+
+    watch = watched()
+    found = [watch(step) is not None for step in range(1, 11)]
+    assert found[-1] and watch.n_sequences == 16 and watch(10, now=True) is None
+    again = watched()
+    assert [again(step) for step in range(6, 11)] == [None] * 5
+    with sd.open_store(tmp_path) as store:
+        assert store.sql("select steps, measure_tokens from runs").rows == ((10, 1024),)
+
+
 def test_too_few_tokens_for_maps_are_told_once_with_what_watch_takes(recwarn):
     filters = warnings.filters[:]
     watch = sd.watch(llama(), held_out(8), every=1, out=None, measures=["usefulness", "joint"])
