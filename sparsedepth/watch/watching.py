@@ -163,7 +163,7 @@ class Watch:
         share = self._agreed(seconds / (self.every * step_seconds))
         n_sequences = len(self.adapted.tokens.scored)
         if self.budget is not None and share > self.budget:
-            self.n_sequences = min(n_sequences, max(2, int(n_sequences * self.budget / share)))
+            self.n_sequences = min(n_sequences, max(2, int((self.n_sequences or n_sequences) * self.budget / share)))
             if self.points is not None:
                 self.points.keep(**{N_SEQUENCES: self.n_sequences})
         if is_first:
@@ -230,7 +230,7 @@ def watch(
     training.run_at(0, made._measured())  # its mistakes are told before the training
     if out is not None:
         made.points = Points(Path(out), training)
-        made.n_sequences = made.points.stored.get(N_SEQUENCES)
+        made.n_sequences = made._agreed(made.points.stored.get(N_SEQUENCES))
     if _is_first():
         if adapted.left_out:
             print(left_out_text(adapted.left_out), file=sys.stderr)

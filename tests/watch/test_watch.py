@@ -261,6 +261,17 @@ def test_a_step_has_one_point_however_many_sequences_it_was_measured_on(tmp_path
         assert store.sql("select steps, measure_tokens from runs").rows == ((10, 1024),)
 
 
+def test_a_budget_is_kept_by_a_training_that_goes_on(tmp_path, monkeypatch):
+    """Again 10% of a step's time, now for 16 of 64 sequences: a quarter of those, not of all."""
+    clock = iter(np.arange(1000.0))
+    monkeypatch.setattr("sparsedepth.watch.watching.time.perf_counter", lambda: next(clock))
+    for budget, steps, left in ((0.025, range(11), 16), (0.025, range(11, 31), 4)):
+        watch = sd.watch(llama(), held_out(64), every=10, out=tmp_path, measures=["variance"], budget=budget)
+        for step in steps:
+            watch(step)
+        assert watch.n_sequences == left
+
+
 def test_too_few_tokens_for_maps_are_told_once_with_what_watch_takes(recwarn):
     filters = warnings.filters[:]
     watch = sd.watch(llama(), held_out(8), every=1, out=None, measures=["usefulness", "joint"])
