@@ -200,8 +200,10 @@ def _halves(whole: Sequences, measures: Sequence[str]) -> TokenArrays:
 
 
 def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
-    words = (part.num_embeddings for part in probed.model.modules() if isinstance(part, nn.Embedding))
-    size = getattr(probed, "vocab_size", 0) or next(words, 0)  # the number of logits may not be known yet
+    model = probed.model
+    parts = [model.get_input_embeddings()] if hasattr(model, "get_input_embeddings") else model.modules()
+    sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]  # also of positions
+    size = getattr(probed, "vocab_size", 0) or max(sizes, default=0)  # the number of logits may not be known yet
     if ids_NS.min() < 0 or (size and ids_NS.max() >= size):
         raise ValueError(
             f"tokens are from {int(ids_NS.min())} to {int(ids_NS.max())}, and the model's ids from 0 to {size - 1}; "

@@ -272,6 +272,14 @@ def test_a_budget_is_kept_by_a_training_that_goes_on(tmp_path, monkeypatch):
         assert watch.n_sequences == left
 
 
+def test_ids_are_checked_against_the_words_of_a_module_that_looks_up_positions_first():
+    model = Plain()
+    model._modules = {"positions": torch.nn.Embedding(4, 16), **model._modules}
+    assert sd.watch(model, held_out(), out=None, measures=["variance"], **NAMES)(0)
+    with pytest.raises(ValueError, match=r"tokens are from 32 to .*, and the model's ids from 0 to 31"):
+        sd.watch(model, held_out() + 32, out=None, measures=["variance"], **NAMES)
+
+
 def test_too_few_tokens_for_maps_are_told_once_with_what_watch_takes(recwarn):
     filters = warnings.filters[:]
     watch = sd.watch(llama(), held_out(8), every=1, out=None, measures=["usefulness", "joint"])
