@@ -1,5 +1,6 @@
 """The model and the tokens that a user gives, as measures take them; what cannot be measured is refused here."""
 
+import hashlib
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import FIT, measures_named
 from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
 from sparsedepth.probe.hf_types import ENCODERS, EXPERTS, TYPES
@@ -46,6 +48,8 @@ class Adapted:
     """without the wrappers of compilation and data parallelism"""
     probed: ProbedModel
     tokens: TokenArrays
+    data_hash: str
+    """of what is read: the tokens, or the inputs and targets of an encoder"""
     measures: Sequence[str]
     left_out: Mapping[str, Lack]
     """of all measures, those that the model does not go with"""
@@ -89,8 +93,11 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] 
     inputs, targets = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens, None)
     given = _tensor(inputs)
     if targets is not None or is_encoder or names.loss or (given.is_floating_point() and not is_known):
-        probed, whole = _of_rows(module, given, None if targets is None else _tensor(targets), names, is_encoder)
+        aims = None if targets is None else _tensor(targets)
+        read = [_hash(part) for part in (given, aims) if part is not None]
+        probed, whole = _of_rows(module, given, aims, names, is_encoder)
     else:
+        read = []
         probed, whole = _of_ids(module, given, names, is_known)
     lacks = _lacks(probed) if is_encoder or type(probed) is ProbedModule else {}
     chosen = measures_named(measures)
@@ -99,10 +106,12 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] 
         if measures != "all":
             raise ValueError(f"the measure {name} {LACK[lack]}, or leave it out")
         chosen.remove(name)
+    arrays = _halves(whole, chosen)
     return Adapted(
         model=module,
         probed=probed,
-        tokens=_halves(whole, chosen),
+        tokens=arrays,
+        data_hash=digest([arrays.data_hash, *read]) if read else arrays.data_hash,
         measures=chosen,
         left_out=left_out,
         fields=_fields(module, probed),
@@ -268,6 +277,10 @@ def _by_path(module: nn.Module, names: Names) -> ProbedModule:
 def _usual(known: Sequence[str], *places: nn.Module) -> nn.Module | None:
     children = [dict(place.named_children()) for place in places]
     return next((own[name] for own in children for name in known if name in own), None)
+
+
+def _hash(values: Tensor) -> str:
+    return hashlib.sha256(values.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _of_rows(

@@ -222,7 +222,7 @@ def watch(
         fields=fields,
         tokens_per_step=tokens_per_step,
         n_params=adapted.n_params,
-        data_hash=adapted.tokens.data_hash,
+        data_hash=adapted.data_hash,
     )
     made = Watch(adapted=adapted, every=every, log=None if log is None else logging_by(log), budget=budget)
     fix = "give watch more sequences of tokens"

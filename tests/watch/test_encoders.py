@@ -100,6 +100,19 @@ def test_with_a_loss_usefulness_and_permutation_are_those_of_the_whole_model():
     assert found.summary["needed_layers"] is not None and found.summary["usefulness"] is not None
 
 
+def test_other_inputs_or_targets_are_of_another_training(tmp_path):
+    """Their rows have the same numbers."""
+    model, images = vit()
+
+    def watched(inputs, labels):
+        return sd.watch(model, (inputs, labels), out=tmp_path, measures=["variance"])
+
+    watched(images, LABELS), watched(images.clone(), LABELS.clone())
+    for other in ((images + 1, LABELS), (images, LABELS.flip(0))):
+        with pytest.raises(ValueError, match=r"is another training \(tokens=.*, now .*give another name or out"):
+            watched(*other)
+
+
 def test_without_a_loss_what_needs_one_is_refused():
     model, images = vit()
     for measure in ("usefulness", "permutation", "loss"):
