@@ -20,6 +20,7 @@ import numpy as np
 
 from sparsedepth.config.corpus import BYTE_SIZE, check_size, is_learned, known_size
 from sparsedepth.files import local_path, parse_json, read_regular, repository_of
+from sparsedepth.quantities.quantity import Named
 from sparsedepth.words.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -176,11 +177,14 @@ def _load(name: str) -> FastTokenizer:
         return _converted(name, folder)
     root = repository_of(folder)
 
-    def read(file: str) -> Any:
+    def read(file: str) -> Named:
         try:
-            return parse_json(read_regular(folder / file, MAX_JSON_BYTES, root)) if (folder / file).exists() else {}
+            content = parse_json(read_regular(folder / file, MAX_JSON_BYTES, root)) if (folder / file).exists() else {}
         except (OSError, ValueError) as error:
             raise _not_loadable(name, f"{file}: {one_line(error)}") from None
+        if not isinstance(content, dict):
+            raise _not_loadable(name, f"{file} is no JSON object")
+        return content
 
     import tokenizers
 
@@ -193,7 +197,7 @@ def _load(name: str) -> FastTokenizer:
     return FastTokenizer(backend, _end_of(name, backend, settings, read(CONFIG)))
 
 
-def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Any, config: Any) -> int:
+def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Named, config: Named) -> int:
     """The id of the token that ends a document: `eos_token` of the tokenizer's configuration, else `eos_token_id` of
     the model's if it is a special token. One that tokenizer.json lacks is added, at the id that is given."""
     from tokenizers import AddedToken
@@ -203,7 +207,8 @@ def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Any, config: A
     if token is None:
         ids = config.get("eos_token_id")
         known = {id: added.content for id, added in backend.get_added_tokens_decoder().items() if added.special}
-        token = next((known[id] for id in (ids if isinstance(ids, list) else [ids]) if id in known), None)
+        ids = [id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int)]
+        token = next((known[id] for id in ids if id in known), None)
     if not isinstance(token, str):
         raise ValueError(
             f"tokenizer={name!r} has no end-of-sequence token, which must end a document; "
@@ -212,8 +217,9 @@ def _end_of(name: str, backend: "tokenizers.Tokenizer", settings: Any, config: A
     if (id := backend.token_to_id(token)) is None:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         id = backend.token_to_id(token)
-        added = settings.get("added_tokens_decoder") or {}
-        given = [number for number, entry in added.items() if isinstance(entry, dict) and entry.get("content") == token]
+        added = settings.get("added_tokens_decoder")
+        entries = added.items() if isinstance(added, dict) else ()
+        given = [number for number, entry in entries if isinstance(entry, dict) and entry.get("content") == token]
         if given and given != [str(id)]:
             raise _not_loadable(name, f"eos_token={token!r} has the id {given[0]}, and {TOKENIZER_FILE} ends at {id}")
     assert id is not None

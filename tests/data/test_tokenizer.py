@@ -211,6 +211,22 @@ def test_a_folder_without_tokenizer_json_is_told_of_or_refused_in_one_line(bpe, 
     assert (made.encode(TEXTS[:3]), made.eod) == (bpe.encode(TEXTS[:3]), bpe.eod)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "config.json"])
+def test_a_file_that_is_no_json_object_is_named(folder, file):
+    (folder / file).write_text("[1]")
+    with pytest.raises(ValueError, match=f"cannot be loaded \\({file} is no JSON object\\)"):
+        make_tokenizer(str(folder), nothing(), 10)
+
+
+def test_ends_of_a_document_of_other_types_are_none(folder):
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "config.json").write_text('{"eos_token_id": [[1], {}]}')
+    with pytest.raises(ValueError, match="has no end-of-sequence token"):
+        make_tokenizer(str(folder), nothing(), 10)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>", "added_tokens_decoder": [1]}')
+    assert make_tokenizer(str(folder), nothing(), 20).eod == 6
+
+
 def test_a_folder_of_settings_alone_is_no_tokenizer(tmp_path):
     """Of which transformers makes one that knows nothing but [UNK]."""
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}')
