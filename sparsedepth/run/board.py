@@ -52,7 +52,12 @@ def _measure(loaded: LoadedModel, file: ModelsFile, out: Path, measuring: Fields
     first = measuring_config(loaded, {**sizes, **measuring, "fit_tokens": file.seq_len})
     with tokens_to_measure(loaded, first, file.text, root=out / "data") as tokens:
         scored = max(1, round(file.bytes / (tokens.source.bytes_per_token or 1) / file.seq_len)) * file.seq_len
-        there = tokens.source.held_out(file.seq_len, 2**62, scored).n_tokens
+        there = tokens.source.held_out(file.seq_len, 2**62).n_tokens - scored
+        if there < file.seq_len:
+            raise ValueError(
+                f"bytes={file.bytes} are {scored:,} of its tokens, and the held-out part of {file.text!r} has "
+                f"{scored + there:,}, of which others fit maps; lower bytes, or name a longer text"
+            )
     fit = min(there, -(-max(FIT_PER_DIMENSION * loaded.facts.d_model, scored) // file.seq_len) * file.seq_len)
     amounts = {"val_tokens": scored, "measure_tokens": scored, "fit_tokens": fit}
     config = measuring_config(loaded, {**sizes, **amounts, **measuring})

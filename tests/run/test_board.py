@@ -78,6 +78,13 @@ def test_a_failing_model_costs_its_row(board):
         sd.measure(models=path, out=out, measures=MEASURES, device="cpu")
 
 
+def test_a_text_with_fewer_bytes_than_asked_for_is_told_with_what_helps(place, tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump(file(place, "gpt2", bytes=10**6)))
+    (row,) = sd.measure(models=path, out=tmp_path / "out", measures=MEASURES, device="cpu").records()
+    assert row["note"].startswith("bytes=1000000 are ") and row["note"].endswith("; lower bytes, or name a longer text")
+
+
 def test_a_second_call_that_has_waited_measures_what_the_first_has_left(tmp_path):
     told = []
 
