@@ -97,7 +97,8 @@ def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Al
     if "SLURM_JOB_ID" not in environment:
         return None
 
-    facts = defaultdict(str, {name.removeprefix("SLURM_"): value for name, value in environment.items()})
+    own = {name: value for name, value in environment.items() if name.startswith("SLURM")}
+    facts = defaultdict(str, {name.removeprefix("SLURM_"): value for name, value in own.items()})
 
     def count(name: str, default: int) -> int:
         return int(facts[name]) if facts[name].isdigit() else default

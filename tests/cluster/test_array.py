@@ -26,6 +26,12 @@ def environment(task: int, node: str, nodes: int = 1, restarts: int = 0) -> dict
     }
 
 
+def test_variables_of_others_are_not_slurms():
+    """Of a user, or of another scheduler: their names are Slurm's without its prefix."""
+    others = {"JOB_ID": "9", "ARRAY_JOB_ID": "8", "ARRAY_TASK_ID": "7", "CPUS_ON_NODE": "6"}
+    assert allocation(1, environment(3, "n1") | others) == allocation(1, environment(3, "n1"))
+
+
 def test_node_hours_of_a_run(tmp_path):
     """Half an hour on 2 nodes beside another run, then lost before it said anything, then a whole hour by itself:
     2 * 0.5 / 2 + 0 + 1 = 1.5 node hours."""
