@@ -25,7 +25,7 @@ class Tracker:
         os.environ["TRACKIO_DIR"] = str(self.folder)  # read when trackio is imported
         self.trackio = importlib.import_module("trackio")
         self.project, self.place = project, f"{self.folder} {project}"
-        self.view_command = f"TRACKIO_DIR={shlex.quote(str(self.folder))} trackio show --project {project}"
+        self.view_command = f"TRACKIO_DIR={shlex.quote(str(self.folder))} trackio show --project {shlex.quote(project)}"
 
     def held(self) -> set[str]:
         return {run.name for run in self._runs()}

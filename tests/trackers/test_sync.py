@@ -3,9 +3,11 @@ from its own files. The real ones need `pip install .[trackers]`; nothing leaves
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import sys
+import types
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -209,6 +211,13 @@ def scalars_of_mlflow(results: Path) -> dict[str, dict]:
             "has_params": run.data.params["n_layers"] == "2",
         }
     return runs
+
+
+def test_the_command_that_shows_a_project_survives_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", types.ModuleType("trackio"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    command = open_tracker("trackio", tmp_path / "my results").view_command
+    assert shlex.split(command)[1:] == ["trackio", "show", "--project", "my results"]
 
 
 def scalars_of_trackio(results: Path) -> dict[str, dict]:
