@@ -88,7 +88,7 @@ def judge(
     if low < 0 < high:
         told = f"{path}: {table.columns['loss']!r} is below and above 0 ({low:.4g} to {high:.4g}); lower must be better"
         raise ValueError(f"{told} in each row: negate log-likelihoods")
-    baseline, variant = _baseline(runs, baseline and by_value(baseline)), variant and by_value(variant)
+    baseline, variant = _baseline(table, baseline and by_value(baseline)), variant and by_value(variant)
     others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
     if not others:
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
@@ -156,11 +156,11 @@ def _record(fields: Named, worth: Speedup, log_speed: float, reason: str) -> Nam
     return fields | told | {"time_multiplier": timed.multiplier, "seeds_wanted": _seeds_wanted(fields)}
 
 
-def _baseline(runs: pd.DataFrame, given: str | None) -> str:
+def _baseline(table: TableRuns, given: str | None) -> str:
     """The named one; else one that is called so; else the variant with the most runs. Raises ValueError."""
-    counts = Counter(runs["variant"])
+    counts, place = Counter(table.runs["variant"]), f" in column {table.columns['variant']!r}"
     if given is not None:
-        check_variant(given, [*counts])
+        check_variant(given, [*counts], place)
         return given
     if named := [name for name in counts if name.lower() in BASELINES]:
         return named[0]
@@ -172,7 +172,8 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
         fix = f"give {' and '.join(map(repr, stems))}, and the seeds, a column each"
         raise ValueError(f"{told}: {fix}, or name the column that has them with --column variant=NAME")
     if rest and rest[0][1] == n:
-        raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
+        told = f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}{place}"
+        raise ValueError(f"{told}; --column variant=NAME names another column")
     return most
 
 

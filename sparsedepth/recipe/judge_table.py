@@ -51,9 +51,11 @@ class TableRuns(NamedTuple):
 def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """What is read -> its column: as given, else by the usual names. Raises ValueError."""
     if unknown := [name for name in given if name not in NAMES]:
-        raise ValueError(f"--column {unknown[0]}=...: choose one of {', '.join(NAMES)}")
+        near = did_you_mean(unknown[0], NAMES, f"choose one of {', '.join(NAMES)}")
+        raise ValueError(f"--column {unknown[0]}=...: {near}")
     if absent := [name for name in given.values() if name not in header]:
-        raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
+        near = did_you_mean(absent[0], header, f"the table has {', '.join(header[:20])}")
+        raise ValueError(f"no column {absent[0]!r}; {near}")
     if len(header) < 2:
         raise ValueError(f"the table has one column, {', '.join(header)!r}; its first line must name the columns")
     # '_step' of wandb counts calls of its log, and is no budget.
@@ -146,9 +148,12 @@ def _is_ladder(runs: pd.DataFrame, path: Path, has_runs: bool) -> bool:
     again = runs.loc[steps.index[~((steps["budget"] > MATCHED) & (steps["size"] > 0))]]
     if len(again):
         row = again.iloc[0]
+        is_unsized = bool(runs["size"].isna().all() and (steps["budget"] > MATCHED).all())
+        size = ", of a ladder the column of sizes with --column size=NAME" * is_unsized
         raise ValueError(
             f"{path}: row {row['row']} is {row['variant']!r} again, no column tells runs apart, and evaluations of one "
-            f"run are no seeds; name the column of seeds or runs with --column seed=NAME, add one, or remove the row"
+            f"run are no seeds; name the column of seeds or runs with --column seed=NAME{size}, add one, or remove the "
+            "row"
         )
     return len(steps) > 0
 
@@ -181,7 +186,7 @@ def _against_size(runs: pd.DataFrame, path: Path) -> Iterator[str]:
     off = share[(share - 1).abs() > DISAGREEING]
     if len(off):
         rows = f"in {len(off)} of {len(runs)} rows"
-        yield f"FLOPs are {off.min():.2f} to {off.max():.2f} times 6 x parameters x tokens {rows}"
+        yield f"FLOPs are {off.min():.2g} to {off.max():.2g} times 6 x parameters x tokens {rows}"
 
 
 def _one_budget(runs: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

@@ -169,12 +169,14 @@ def test_json_and_exit_codes(command, tmp_path):
     ("text", "arguments", "reason"),
     [
         ("variant,seed,loss\na,0,1\na,1,2\n", (), "a second variant"),
-        ("variant,loss\na,1\nb,2\n", (), "which variant is the baseline"),
-        ("variant,loss\na,1\nb,2\n", ("--baseline", "c"), "no variant 'c'"),
+        ("name,loss\na,1\nb,2\n", (), "another of 2 in column 'name'; --column variant=NAME names another column"),
+        ("variant,loss\na,1\nb,2\n", ("--baseline", "c"), "no variant 'c' in column 'variant'"),
         ("variant,loss\na,1\nb,x\n", ("--baseline", "a"), "'x' in row 2: a number is needed"),
         ("variant,seed,loss\na,0,1\na,0,2\nb,0,3\n", (), "'a' has seed '0' twice"),
         ("what,loss\na,1\nb,2\n", (), "no column is known as the variant"),
         ("variant,loss\na,1\nb,2\n", ("--column", "loss=l"), "no column 'l'"),
+        ("variant,my loss\na,1\nb,2\n", ("--column", "loss=my los"), "did you mean 'my loss'?"),
+        ("variant,loss\na,1\nb,2\n", ("--column", "varient=name"), "did you mean 'variant'?"),
         ("variant,loss\na,1\nb,2\n", ("--column", "loss"), "must be WHAT=COLUMN"),
         ("variant,seed,loss,tokens\na,0,1,5\na,0,1,6\nb,0,2,7\n", (), "no budget in common"),
         ("variant,loss\na,1\na,2\nb,3\n", (), "no column tells runs apart"),
@@ -278,6 +280,13 @@ def test_one_run_at_each_budget_is_a_ladder_where_the_model_grows_with_it(tmp_pa
     for columns in ({"params": 1e8}, {"params": np.nan}, {"flops": 1e17}):
         with pytest.raises(ValueError, match="no column tells runs apart"):
             judge(ladder(tmp_path / "runs.csv", **columns))
+    frame = pd.read_csv(ladder(tmp_path / "runs.csv")).rename(columns={"params": "Size (M)"})
+    frame.assign(tokens=frame["Size (M)"] / 1e6).to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(ValueError, match="of a ladder the column of sizes with --column size=NAME"):
+        judge(tmp_path / "runs.csv")
+    sized = judge(tmp_path / "runs.csv", {"size": "Size (M)"})
+    assert sized.table == found.table, "the advice works"
+    assert "FLOPs are 1e+06 to 1e+06 times 6 x parameters x tokens in 8 of 8 rows" in sized.used
     one_model = judge(ladder(tmp_path / "runs.csv", params=1e8, seed=0))
     assert "ladder" not in one_model.used and "size" not in one_model.columns and one_model.ladder is None
     for columns in ({"seed": 0}, {"run": range(8), "params": np.nan}):
