@@ -52,7 +52,7 @@ def ladder_drawing(
     first = laws[shown[0]]
     points = _points(first, baseline, {name: laws[name] for name in shown})
     worths = points[points["panel"] == "multiplier"]
-    looks = setting_styles(settings_in_order(points["setting"]))
+    looks = setting_styles(sorted(settings_in_order(points["setting"]), key=baseline.__ne__))  # a name of anyone's
     look: Named = {"x": "flops", "x_label": FLOPS_LABEL if currency == "compute" else escaped(currency)}
     kinds = [
         Panel(key="loss", y_label=escaped(loss), decorate=partial(_draw_band, first), **look),
@@ -65,7 +65,10 @@ def ladder_drawing(
         ),
     ]
     notes = ladder_caption(len(laws) - len(shown), [name for name in shown if laws[name].has_drift], currency)
-    return lines_drawing(points, kinds[: 2 - worths.empty], notes, columns=1, size=(4.6, 2.9))
+    labels = {} if baseline == BASELINE else {baseline: f"{baseline} ({BASELINE})"}
+    return lines_drawing(
+        points, kinds[: 2 - worths.empty], notes, styles=looks, labels=labels, columns=1, size=(4.6, 2.9)
+    )
 
 
 def _points(first: MultiplierLaw, baseline: str, laws: Mapping[str, MultiplierLaw]) -> pd.DataFrame:

@@ -62,6 +62,17 @@ def test_a_drift_that_is_shown_is_drawn_at_each_budget(monkeypatch):
     assert "interval: at each budget of depth_scale=lns, whose drift is shown; else one value for all budgets." in said
 
 
+def test_the_baseline_of_a_table_is_first_and_black_whatever_its_name():
+    losses = {
+        name: {row.train_flops: {0: row.loss} for row in own.itertuples()} for name, own in runs().groupby("setting")
+    }
+    named = {"vanilla": losses["baseline"], "a change": losses["depth_scale=lns"]}
+    page = ladder.ladder_drawing(laws_of(named, "vanilla"), "vanilla").page()
+    assert [text.get_text() for text in page.legends[0].get_texts()] == ["vanilla\xa0(baseline)", "a\xa0change"]
+    (pale,) = (line for line in page.axes[1].get_lines() if line.get_alpha())
+    assert [line.get_color() for line in page.legends[0].get_lines()] == ["#222222", pale.get_color()]
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
