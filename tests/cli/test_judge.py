@@ -287,6 +287,10 @@ def test_one_run_at_each_budget_is_a_ladder_where_the_model_grows_with_it(tmp_pa
     sized = judge(tmp_path / "runs.csv", {"size": "Size (M)"})
     assert sized.table == found.table, "the advice works"
     assert "FLOPs are 1e+06 to 1e+06 times 6 x parameters x tokens in 8 of 8 rows" in sized.used
+    lost = [np.nan if i == 5 else loss for i, loss in enumerate(frame["loss"])]
+    assert judge(ladder(tmp_path / "runs.csv", loss=lost)).used.startswith(
+        "7 of 8 runs, 1 without a loss: 'new' at 2e17; a ladder"
+    )
     one_model = judge(ladder(tmp_path / "runs.csv", params=1e8, seed=0))
     assert "ladder" not in one_model.used and "size" not in one_model.columns and one_model.ladder is None
     for columns in ({"seed": 0}, {"run": range(8), "params": np.nan}):
