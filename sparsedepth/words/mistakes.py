@@ -115,9 +115,11 @@ def how_to_write(types: set[str], value: Any, message: str = "") -> str:
     if types == {"string_type"} and isinstance(value, int | float):
         return ": put the number in quotes"
     text = str(value)
-    parts = re.findall(r"[\w.+-]+", re.sub(r"(?<=\d) *(-|\.\.|:) *(?=\d)", ",", text))
+    parts = re.findall(r"[\w.+-]+", re.sub(r"(?<=\d) *(-|\.\.|:|to) *(?=\d)", ",", text))
     if "list_type" in types and not isinstance(value, dict | None):
         return f": write [{commas(parts)}]"
+    if isinstance(value, list) and types & {"int_type", "float_type", "bool_type", "string_type", "literal_error"}:
+        return ": one value; several go under 'space', or 'tune', of a sweep"
     if types & {"int_type", "float_type"} and isinstance(value, str):
         if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG])", value):
             return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}"
