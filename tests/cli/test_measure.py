@@ -155,6 +155,8 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{folder}", "--seq-len", 65), "64 positions"),
         (("{folder}", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
         (("{tmp}",), "has neither config.yaml (a run) nor config.json"),
+        (("{folder}/config.json",), "name its folder, /"),
+        (("{tokens}",), "measure a model of your own code by sparsedepth.watch"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
         (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is unknown; did you mean 'usefulness'?"),
         (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
