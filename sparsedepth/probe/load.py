@@ -118,13 +118,10 @@ def load_model(
         return _load_hf(str(source), folder, device, dtype, memory)
     refuse_several_runs(folder)
     if str(source) and folder.exists():
-        fix = "copy the model again"
-        if any(folder.glob(f"*/{CONFIG}")):
-            fix = "name its checkpoints by --revisions '*'"
-        elif folder.is_file():
-            named = (folder.parent / CONFIG).exists()
-            own = "measure a model of your own code by sparsedepth.watch (docs/watching.md)"
-            fix = f"name its folder, {folder.parent}" if named else own
+        fix = "name its checkpoints by --revisions '*'" if any(folder.glob(f"*/{CONFIG}")) else "copy the model again"
+        if folder.is_file():
+            own_code = "measure a model of your own code by sparsedepth.watch (docs/watching.md)"
+            fix = f"name its folder, {folder.parent}" if (folder.parent / CONFIG).exists() else own_code
         raise ValueError(f"{str(source)!r} has neither {RUN_CONFIG} (a run) nor {CONFIG} (a Hugging Face model); {fix}")
     check_hub_name(str(source))
     name, _, revision = str(source).partition("@")

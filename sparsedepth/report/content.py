@@ -1,6 +1,5 @@
 """The sentences and tables of the report, computed from the rows of the store."""
 
-import contextlib
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -102,15 +101,18 @@ def content(
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
     found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
-    card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
+    ladder = None if cells is None else _of_ladder(store, cells)
+    has_card = found is not None and (ladder is None or verified is not None)  # a ladder has no seeds for a recipe
+    card = recipe_card(found, folders, depth, verified, compute) if has_card else None  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
     links = [] if cells is None else [link for link in chain_evidence(cells) if link.within.rho is not None]
     failures, n_failed = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
-    told = [*findings(runs, trained, cells, card, effects, links, n_failed, store.damaged)]
+    judged = effects.iloc[:0] if ladder else effects  # of a ladder the law judges, not one budget
+    told = [*findings(runs, trained, cells, card, judged, links, n_failed, store.damaged)]
     if search and rankings:
         told[:0] = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
-    answers, first = _top(store, runs, objective, card, cells, found, rankings)
+    answers, first = ladder or _top(store, runs, objective, card, cells, found, rankings)
     return Content(
         answers=answers,
         first=first,
@@ -126,6 +128,17 @@ def content(
     )
 
 
+def _of_ladder(store: Store, cells: Cells) -> tuple[tuple[Line, ...], tuple[PageTable, str]] | None:
+    """Answers and table of one run at each of several budgets, as `judge` has them; None of other runs."""
+    try:
+        stored = ladder_of_store(store)
+        judged = judge_ladder(stored.losses, BASELINE, stored.log_speeds)
+    except ValueError:  # `effects --as speedup` gives the reason
+        return None
+    most = judged.table.records()[0]
+    return tuple(ladder_line(question, most) for question in OF_A_LADDER), table_of_ladder(judged, cells.settings)
+
+
 def _top(
     store: Store,
     runs: pd.DataFrame,
@@ -135,17 +148,11 @@ def _top(
     found: Evidence | None,
     rankings: Sequence[Ranking],
 ) -> tuple[tuple[Line, ...], tuple[PageTable, str] | None]:
-    """Answers and table of a search, of one run at each of several budgets, as `judge` has them, of shapes, or of a
-    grid."""
+    """Answers and table of a search, of shapes, or of a grid."""
     if rankings:
         return tuple(map(search_line, rankings)), front_of(rankings[0])
     if cells is None:
         return tuple(_answers(runs, loss, card, None, None)), table_of_models(store)
-    with contextlib.suppress(ValueError):  # `effects --as speedup` gives the reason
-        stored = ladder_of_store(store)
-        judged = judge_ladder(stored.losses, BASELINE, stored.log_speeds)
-        most = judged.table.records()[0]
-        return tuple(ladder_line(question, most) for question in OF_A_LADDER), table_of_ladder(judged, cells.settings)
     shapes = shapes_answer(store)
     if shapes is not None and shapes.decides:
         table = table_of(dict.fromkeys(shapes.table.columns, ""), shapes.table.rows)

@@ -158,7 +158,7 @@ def no_interval(own: int, other: int, common: int, where: str = "") -> str:
     if not common:
         return f"the setting and the baseline have no seed in common{where}"
     if common == 1:
-        or_budgets = "" if where else ", or runs at three budgets (effects --as speedup)"
+        or_budgets = "" if where else "; of runs at three budgets effects --as speedup has one"
         return f"only one seed in common{where}: an interval needs two{or_budgets}"
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 

@@ -29,6 +29,8 @@ def test_the_page_of_a_ladder_answers_what_it_is_worth(tmp_path):
     assert drift.verdict.startswith("drift not shown, p 0.") and " at 1e12, 1.26 (" in drift.answer
     assert beyond.answer.endswith("at 2.6e14 FLOPs, four times the largest budget.")
     assert cost.verdict == "counted"
+    assert of.card is None, "a recipe of one seed recommends nothing, where the law says what LNS is worth"
+    assert not any("shown" in line for line in of.summary), "of one budget alone no effect is shown"
     table, caption = of.first
     names = [column.name for column in table.columns]
     assert caption == "What each setting is worth in compute; baseline: depth_scale=none"
