@@ -255,7 +255,8 @@ class SweepDefinition(Tuned):
         return self.space | {name: axis[name] for axis in self.zip for name in list(axis)[:1]}
 
     def scaled(self, scale: str | None) -> "SweepDefinition":
-        """The definition at another size. Raises ValueError for a scale it does not have."""
+        """The definition at another size. Raises ValueError for a scale it does not have, and for one whose base sets
+        what the sweep varies."""
         if scale is None:
             return self
         if scale not in self.scales:
@@ -264,6 +265,12 @@ class SweepDefinition(Tuned):
         changes = self.scales[scale].model_dump(mode="json", exclude_unset=True)
         if "tune" in changes and "tune_at" not in changes:  # `at` is a part of the `tune` that is replaced
             values = {key: value for key, value in values.items() if key not in ("tune_at", "carry_regret")}
+        inherited = [(key, getattr(self, key)) for key in ("space", "tune") if key not in changes]
+        inherited += [("zip", axes) for axes in self.zip if "zip" not in changes]
+        for key, axes in inherited:
+            if name := next((name for name in changes.get("base", {}) if name in axes), ""):
+                told = f"scales.{scale}.base.{name} of sweep {self.name!r} would do nothing: its {key} varies {name}"
+                raise ValueError(f"{told}; give the scale a {key} of its own")
         for key, value in changes.items():
             values[key] = {**self.base, **value} if key == "base" else value
         values["name"] = f"{self.name}-{scale}"
@@ -274,8 +281,12 @@ class SweepDefinition(Tuned):
         for name in changes:
             if name in ("base", "scales"):
                 raise ValueError(f"--set {name}: set a field of a run or a single key of the sweep instead")
-            if any(name in place for place in self.places()):
-                raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
+            field = name.rpartition(".")[2]  # also of space.n_layers
+            if any(field in place for place in self.places()):
+                told = f"--set {name}: sweep {self.name!r} varies {field}"
+                raise ValueError(
+                    f"{told}; change its values in the definition, or give a scale of it values of its own"
+                )
         values = self.model_dump(mode="json", exclude_unset=True)
         own = {name: value for name, value in changes.items() if name in SweepDefinition.model_fields}
         base = {name: value for name, value in changes.items() if name not in own}

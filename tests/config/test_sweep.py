@@ -59,6 +59,21 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
         definition.scaled("huge")
 
 
+@pytest.mark.parametrize("key", ["space", "tune", "zip"])
+def test_a_scale_whose_base_sets_what_the_sweep_varies_is_refused(key):
+    """The values of the sweep would be run, and those of the scale not."""
+    more = {"tuning_seeds": [9]} if key == "tune" else {}
+    axes = {"lr": [0.1, 0.2, 0.4]} | ({"weight_decay": [0.0, 0.1, 0.2]} if key == "zip" else {})
+    varied = {key: [axes] if key == "zip" else axes, **more}
+    wrong = sweep(**varied, scales={"micro": {"base": {"lr": 0.3}}})
+    with pytest.raises(
+        ValueError, match=rf"scales\.micro\.base\.lr of sweep 's' would do nothing: its {key} varies lr"
+    ):
+        wrong.scaled("micro")
+    own = {key: varied[key]}
+    assert sweep(**varied, scales={"micro": {"base": {"lr": 0.3}, **own}}).scaled("micro").base == {"lr": 0.3}
+
+
 def test_the_base_can_be_changed_but_not_what_varies():
     definition = sweep(base={"lr": 0.1}, space={"n_layers": [2]}, variants=[{}, {"n_kv_heads": 1}])
     assert definition.with_changes({"lr": 0.2, "d_model": 32}).base == {"lr": 0.2, "d_model": 32}
