@@ -106,7 +106,8 @@ def weight_files(folder: Path) -> list[Path]:
     if unsafe := sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS):
         raise ValueError(
             f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read; "
-            f"convert them to {WEIGHTS} where they are trusted"
+            f"convert them to {WEIGHTS} where they are trusted: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
         )
     raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}; {COPY}")
 
