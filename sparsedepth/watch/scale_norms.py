@@ -24,7 +24,8 @@ def scale_norms(
 ) -> list[str]:
     """Divide the norms of block l by sqrt(l); returns their names. By a forward hook, so that the factor is no weight
     and stays; with `fold` in the weights once, as initial values that training may change. Raises ValueError for a
-    model without norms in its blocks, for one that is scaled already, and where `fold` has no weights for it."""
+    model without norms in its blocks, or scaled already, for a norm of several blocks, and where `fold` has no weights
+    for it."""
     if scale != "lns":
         raise ValueError(f"scale={scale!r} is not known; the only one is 'lns'")
     module = original(model)
@@ -42,9 +43,15 @@ def scale_norms(
             f"{found[-1][0]} multiplies by more than its weights (1 + w, as Gemma's), which cannot hold the factor; "
             "leave fold out"
         )
-    for name, layer, norm in found:
+    parts = [norm for *_, norm in found]
+    for name, _, norm in found:
         if hasattr(norm, MARK):
             raise ValueError(f"{name} is scaled already; scale_norms is called once, after the model is made")
+        if parts.count(norm) > 1:
+            raise ValueError(
+                f"{name} is the norm of several blocks, each with a factor of its own; give each block a norm"
+            )
+    for _, layer, norm in found:
         setattr(norm, MARK, True)
         factor = layer**-0.5
         if fold:

@@ -79,6 +79,11 @@ def test_mistakes_are_told():
     sd.scale_norms(model)
     with pytest.raises(ValueError, match="input_layernorm is scaled already"):
         sd.scale_norms(model)
+    shared = llama()
+    shared.model.layers[1].input_layernorm = shared.model.layers[0].input_layernorm
+    with pytest.raises(ValueError, match="input_layernorm is the norm of several blocks"):
+        sd.scale_norms(shared)
+    assert not any(part._forward_hooks for part in shared.modules()), "a refused model is left as it was"
     with pytest.raises(ValueError, match=r"none of the known types .*layers='trunk.blocks' \(3 blocks\)"):
         sd.scale_norms(Plain())
     with pytest.raises(ValueError, match="have no norms with weights; nothing to scale"):
