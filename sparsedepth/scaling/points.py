@@ -41,7 +41,7 @@ TRAINING = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {_TRUNK} ELSE run
 """SQL: branches of one trunk, and imported rows of one cluster, are one training run."""
 NO_FLOPS = (
     "no run has train_flops: its cost is not known; in the map of an import give it, such as "
-    "train_flops: 6.0 * params * tokens"
+    "train_flops: 6.0 * params * tokens, a column in millions times 1e6"
 )
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
