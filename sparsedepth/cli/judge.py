@@ -79,6 +79,7 @@ def judge(
             raise ValueError(f"--plot {plot} is of a ladder, one run at each of three budgets or more; leave it out")
         from sparsedepth.plots.ladder import draw_ladder  # imports matplotlib
 
-        draw_ladder(found.ladder.laws, found.baseline, plot, found.columns["loss"], found.currency)
+        loss = found.columns["loss"]
+        draw_ladder(found.ladder.laws, found.baseline, plot, loss, found.currency, Path(given.table))
     show(found.table, lines, format, out)
     raise Exit(EXIT_CODES[found.verdict])

@@ -120,7 +120,7 @@ def plot(
     from sparsedepth.words.scaling import law_warnings
 
     report = given.compute()
-    data = draw_law(report.fit, report.boot, out)
+    data = draw_law(report.fit, report.boot, out, Path(given.source))
     for warning in law_warnings(report):
         option.aside(f"warning: {warning}")
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")

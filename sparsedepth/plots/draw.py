@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sparsedepth.once import once
-from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_numbers, check_path, render, write
 from sparsedepth.plots.runs import ALL, Selection, select, selected, settings_of
 from sparsedepth.plots.style import COLUMNS
 from sparsedepth.plugins import is_accepted
@@ -145,6 +145,9 @@ def draw(
     if run is not None and not any(FIGURES[name].of_one_run for name in names):
         of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
         raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
+    if out is not None and into_folder:
+        for name in names:
+            check_numbers(out / f"{name}.{format}")
     figures = Figures()
     for name, found in drawable(store, names, run, progress):
         if isinstance(found, NothingToDraw):

@@ -35,9 +35,12 @@ def ladder(store: Store) -> Drawing:
         raise NothingToDraw(str(error)) from None
 
 
-def draw_ladder(laws: Mapping[str, MultiplierLaw], baseline: str, path: Path, loss: str, currency: str) -> None:
-    """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it. Raises ValueError for another suffix."""
-    check_path(path)
+def draw_ladder(
+    laws: Mapping[str, MultiplierLaw], baseline: str, path: Path, loss: str, currency: str, table: Path | None = None
+) -> None:
+    """Draw what was read from `table` into a .png, .svg or .pdf file, with the numbers as CSV next to it. Raises
+    ValueError as `check_path`."""
+    check_path(path, table)
     write(ladder_drawing(laws, baseline, loss, currency), path)
 
 

@@ -155,11 +155,23 @@ def lay_out(page: Figure) -> None:
 # Files
 
 
-def check_path(path: Path) -> None:
-    """Raises ValueError unless `path` ends in one of FORMATS, in a folder that exists."""
+def check_path(path: Path, table: Path | None = None) -> None:
+    """Raises ValueError unless `path` ends in one of FORMATS, in a folder that exists, and as `check_numbers` does."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
     check_parent(path)
+    check_numbers(path, table)
+
+
+def check_numbers(path: Path, table: Path | None = None) -> None:
+    """Raises ValueError where the numbers of a picture would replace a file that no earlier picture wrote, or `table`,
+    from which it is drawn."""
+    numbers = path.with_suffix(".csv")
+    if not numbers.exists():
+        return
+    is_table = table is not None and table.exists() and numbers.samefile(table)
+    if is_table or not any(picture.exists() for picture in (path, *map(path.with_suffix, FORMATS))):
+        raise ValueError(f"{numbers} would be replaced by the numbers of {path.name}; give the picture another name")
 
 
 class Rendered(NamedTuple):

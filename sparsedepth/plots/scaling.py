@@ -18,11 +18,10 @@ from sparsedepth.scaling.report import curve_of, law_points
 from sparsedepth.words.captions import law_caption, term_title
 
 
-def draw_law(fitted: FittedLaw, boot: Bootstrap | None, path: Path) -> Path:
-    """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the CSV's path.
-
-    Raises ValueError for another suffix, or a folder that does not exist."""
-    check_path(path)
+def draw_law(fitted: FittedLaw, boot: Bootstrap | None, path: Path, table: Path | None = None) -> Path:
+    """Draw what was read from `table` into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the
+    CSV's path. Raises ValueError as `check_path`."""
+    check_path(path, table)
     points = law_points(fitted)
     write(Drawing(data=points, page=partial(law_page, points, fitted, boot)), path)
     return path.with_suffix(".csv")

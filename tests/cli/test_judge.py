@@ -336,6 +336,17 @@ def test_budgets_that_are_no_flops_and_losses_in_another_unit_have_their_own_nam
     assert not any(word in picture for word in ("FLOP", "nat/token", "compute"))
 
 
+def test_a_picture_does_not_replace_the_table_with_its_numbers(command, tmp_path):
+    """Also where a picture of that name lies beside the table."""
+    path = rungs(tmp_path / "runs.csv", power_law)
+    before = path.read_bytes()
+    for _ in range(2):
+        _, error = command("judge", path, "--plot", tmp_path / "runs.svg", code=2)
+        assert "runs.csv would be replaced by the numbers of runs.svg; give the picture another name" in error
+        assert path.read_bytes() == before
+        (tmp_path / "runs.svg").touch()
+
+
 def test_a_pinned_asymptote_changes_the_worth_as_the_formula_says(tmp_path):
     """ln m = ln(part of the baseline / part of the variant) / alpha, of what lies above L_inf."""
     path = rungs(tmp_path / "runs.csv", power_law)

@@ -58,6 +58,20 @@ def test_every_format_is_written(store, tmp_path, suffix):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["figure.csv", path.name]  # nothing half-written
 
 
+def test_numbers_replace_no_file_but_those_of_an_earlier_picture(store, tmp_path):
+    """A table of the user's has the name that the numbers would get."""
+    (tmp_path / "mine.csv").write_text("mine\n")
+    with pytest.raises(ValueError, match=r"mine\.csv would be replaced by the numbers of mine\.svg"):
+        draw(store, "effects", tmp_path / "mine.svg")
+    (tmp_path / "effects.csv").write_text("mine\n")  # as `effects -o effects.csv` writes it
+    with pytest.raises(ValueError, match=r"effects\.csv would be replaced"):
+        draw(store, "effects", tmp_path)
+    assert not [*tmp_path.glob("*.svg")] and {each.read_text() for each in tmp_path.glob("*.csv")} == {"mine\n"}
+    for name in ("again.svg", "again.png", "again.svg"):
+        draw(store, "effects", tmp_path / name)
+    assert (tmp_path / "again.csv").read_text().startswith("outcome,setting")
+
+
 def test_the_same_numbers_give_the_same_file(store, tmp_path):
     fill(tmp_path)
     first = render(FIGURES["chain"].drawing(store).page, ".svg").pictures
