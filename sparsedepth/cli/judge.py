@@ -73,6 +73,8 @@ def judge(
 
     format = choose_format(format, out)
     found = given.compute()
+    if out is not None and out.exists() and out.samefile(given.table):
+        raise ValueError(f"-o {out} is the table itself, which would be replaced by its verdicts; name another file")
     lines = target_lines(found) if isinstance(found, TargetJudgement) else judgement_lines(found)
     if plot is not None:
         if isinstance(found, TargetJudgement) or found.ladder is None:

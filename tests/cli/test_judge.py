@@ -336,13 +336,15 @@ def test_budgets_that_are_no_flops_and_losses_in_another_unit_have_their_own_nam
     assert not any(word in picture for word in ("FLOP", "nat/token", "compute"))
 
 
-def test_a_picture_does_not_replace_the_table_with_its_numbers(command, tmp_path):
+def test_nothing_that_is_written_replaces_the_table(command, tmp_path):
     """Also where a picture of that name lies beside the table."""
     path = rungs(tmp_path / "runs.csv", power_law)
     before = path.read_bytes()
     for _ in range(2):
         _, error = command("judge", path, "--plot", tmp_path / "runs.svg", code=2)
         assert "runs.csv would be replaced by the numbers of runs.svg; give the picture another name" in error
+        _, error = command("judge", path, "-o", path, code=2)
+        assert "runs.csv is the table itself, which would be replaced by its verdicts; name another file" in error
         assert path.read_bytes() == before
         (tmp_path / "runs.svg").touch()
 
