@@ -50,12 +50,7 @@ class TableRuns(NamedTuple):
 
 def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """What is read -> its column: as given, else by the usual names. Raises ValueError."""
-    if unknown := [name for name in given if name not in NAMES]:
-        near = did_you_mean(unknown[0], NAMES, f"choose one of {', '.join(NAMES)}")
-        raise ValueError(f"--column {unknown[0]}=...: {near}")
-    if absent := [name for name in given.values() if name not in header]:
-        near = did_you_mean(absent[0], header, f"the table has {', '.join(header[:20])}")
-        raise ValueError(f"no column {absent[0]!r}; {near}")
+    _check_given(header, given)
     if len(header) < 2:
         raise ValueError(f"the table has one column, {', '.join(header)!r}; its first line must name the columns")
     # '_step' of wandb counts calls of its log, and is no budget.
@@ -78,6 +73,16 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     if "tokens" not in given and not ({"size", "budget"} <= {*found} and is_flops(found)):
         found.pop("tokens", None)  # it is compared with FLOPs and size
     return {name: found[name] for name in NAMES if name in found}
+
+
+def _check_given(header: Sequence[str], given: Mapping[str, str]) -> None:
+    """Raises ValueError for what is not read, or a column that the table does not have."""
+    if unknown := [name for name in given if name not in NAMES]:
+        near = did_you_mean(unknown[0], NAMES, f"choose one of {', '.join(NAMES)}")
+        raise ValueError(f"--column {unknown[0]}=...: {near}")
+    if absent := [name for name in given.values() if name not in header]:
+        near = did_you_mean(absent[0], header, f"the table has {', '.join(header[:20])}")
+        raise ValueError(f"no column {absent[0]!r}; {near}")
 
 
 def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns:

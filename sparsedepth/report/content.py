@@ -105,7 +105,7 @@ def content(
     has_card = found is not None and (ladder is None or verified is not None)  # a ladder has no seeds for a recipe
     card = recipe_card(found, folders, depth, verified, compute) if has_card else None  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
-    links = [] if cells is None else [link for link in chain_evidence(cells) if link.within.rho is not None]
+    links = [] if cells is None else _links(cells)
     failures, n_failed = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     judged = effects.iloc[:0] if ladder else effects  # of a ladder the law judges, not one budget
@@ -126,6 +126,11 @@ def content(
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
+
+
+def _links(cells: Cells) -> list[LinkEvidence]:
+    """Those of the chain that are known."""
+    return [link for link in chain_evidence(cells) if link.within.rho is not None]
 
 
 def _of_ladder(store: Store, cells: Cells) -> tuple[tuple[Line, ...], tuple[PageTable, str]] | None:
