@@ -102,7 +102,7 @@ def content(
     found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
     ladder = None if cells is None else _of_ladder(store, cells)
-    has_card = found is not None and (ladder is None or verified is not None)  # a ladder has no seeds for a recipe
+    has_card = found and not (ladder and verified is None)  # a ladder has no seeds for a recipe
     card = recipe_card(found, folders, depth, verified, compute) if has_card else None  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
     links = [] if cells is None else _links(cells)
