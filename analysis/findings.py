@@ -36,8 +36,10 @@ GATED, VALUES = "gated_attention=channel", "value_residual=True"
 BOTH = f"{SCALARS}, {VALUES}"
 CARRIED = "lr_transfer_narrow lr_transfer_narrow_deep"
 SHAPES = "depth_shape depth_shape_batch"
+REMEDIES_12 = "remedies_tuned remedies_tuned_more"
 REMEDIES_24 = "remedies_deep_tuned remedies_deep_tuned_more"
 COMPLETEP_12, LOOPS = "parametrisation=completep, base_width=32", "loops=2"
+COMPLETEP_48, HEAD = "parametrisation=completep, base_width=48, base_depth=6", "n_kv_heads=1"
 COMPLETEP = f"{COMPLETEP_12}, base_depth=6"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
 COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting", "baseline")
@@ -91,13 +93,14 @@ STATED = (
     *(Stated(7, folders, 12, setting)
       for folders in ("text_flops_trial_finer", TEXT_12_TRIALS) for setting in (LNS, DECAY)),
     Stated(7, "text_flops text_flops_shallow", 6, DECAY),
-    *(Stated(8, "remedies_tuned", 12, setting) for setting in (SCALARS, VALUES, GATED, MHC, BOTH)),
-    Stated(8, "remedies_tuned", 12, VALUES, question="beside"),
+    *(Stated(8, REMEDIES_12, 12, setting)
+      for setting in (SCALARS, VALUES, GATED, MHC, BOTH, EXPERTS, COMPLETEP_48, HEAD, LNS)),
+    Stated(8, REMEDIES_12, 12, VALUES, question="beside"),
     *(Stated(8, REMEDIES_24, 24, setting)
       for setting in (SCALARS, VALUES, BOTH, LNS, EXPERTS, GATED, LOOPS, COMPLETEP_12)),
     *(Stated(8, REMEDIES_24, 24, setting, VARIANCE) for setting in (VALUES, LNS, GATED, COMPLETEP_12, EXPERTS)),
-    *(Stated(8, "remedies_tuned", 12, setting, VARIANCE) for setting in (VALUES, GATED)),
-    *(Stated(8, "remedies", 12, setting) for setting in (LNS, LOOPS)),
+    *(Stated(8, REMEDIES_12, 12, setting, VARIANCE) for setting in (VALUES, GATED, LNS, COMPLETEP_48, EXPERTS)),
+    Stated(8, "remedies", 12, LOOPS),
     Stated(8, CARRIED, None, COMPLETEP, question="depth slope"), Stated(8, CARRIED, 24, COMPLETEP),
 )  # fmt: skip
 
@@ -108,7 +111,7 @@ GROUPS = (
     ("text, width 64", TEXT_12, (12,)),
     ("text, width 64", TEXT_24, (24,)),
     ("text, 0.35 M in the blocks", SHAPES, (4, 8, 16, 32)),
-    ("text, width 48", "remedies_tuned", (12,)),
+    ("text, width 48", REMEDIES_12, (12,)),
     ("text, width 32, equal FLOPs", REMEDIES_24, (24,)),
     ("text, width 48, lr carried", "remedies", (12,)),
     ("text, width 32, 4 to 24 layers", CARRIED, (4, 6, 8, 12, 24)),
