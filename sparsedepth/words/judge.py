@@ -165,9 +165,12 @@ def used_text(table: "TableRuns", n_used: int, others: str, is_ladder: bool) -> 
     """'10 of 12 runs, 2 without a loss', and what was done to names and values. `others`: why some with a loss are not
     used."""
     n_runs, n_known = len(table.runs), int(table.runs["loss"].count())
-    lost = table.runs[table.runs["loss"].isna()].head(4)
-    where = commas(f"{name!r} at {flops_text(C)}" for name, C in zip(lost["variant"], lost["budget"], strict=True))
-    rest = {f"without a loss{f': {where}' if is_ladder else ''}": n_runs - n_known, others: n_known - n_used}
+    without = "without a loss"
+    if is_ladder:  # where a law has no point
+        lost = table.runs[table.runs["loss"].isna()].head(4)
+        at = zip(lost["variant"], lost["budget"], strict=True)
+        without += f": {commas(f'{name!r} at {flops_text(C)}' for name, C in at)}"
+    rest = {without: n_runs - n_known, others: n_known - n_used}
     parts = [f"{n_used} of {counted(n_runs, 'run')}", *(f"{n} {why}" for why, n in rest.items() if n)]
     ladder = ["a ladder: each row is taken as a run of its own, at its budget"] if is_ladder else []
     return "; ".join([commas(parts), *ladder, *table.notes])
