@@ -123,7 +123,13 @@ def _states(model: Decoder, tokens_BT: Tensor) -> list[Tensor]:
 
 
 def slopes(found: Sequence[Coordinate]) -> list[Slope]:
-    """By axis and quantity, over sizes; of the stream that after the last block."""
+    """By axis and quantity, over sizes; of the stream that after the last block. Raises ValueError for what is 0 or no
+    longer finite: it has no logarithm."""
+    if lost := next((one for one in found if one.place == 1 and not 0 < one.value < math.inf), None):
+        raise ValueError(
+            f"{lost.axis}={lost.size}: the {lost.quantity} is {lost.value:g} after these steps; "
+            f"give a {'higher' if lost.value == 0 else 'lower'} lr: --set lr=..."
+        )
     result = []
     for axis, quantity in dict.fromkeys((one.axis, one.quantity) for one in found):
         mine = [one for one in found if (one.axis, one.quantity, one.place) == (axis, quantity, 1.0)]

@@ -34,6 +34,15 @@ def test_a_slope_is_the_power_of_the_size():
     assert one.slope == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("value", "fix"), [(0.0, "is 0 .*higher lr"), (np.nan, "is nan .*lower lr"), (np.inf, "is inf .*lower lr")]
+)
+def test_what_has_no_logarithm_is_refused_with_the_lr_to_try(value, fix):
+    found = [Coordinate("n_layers", size, 0, "update", 1.0, value) for size in (2, 4)]
+    with pytest.raises(ValueError, match=f"n_layers=2: the update {fix}"):
+        slopes(found)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_without_learning_nothing_moves_and_activations_are_those_of_the_model(dropout):
     config = RunConfig(**SMALL, lr=1e-30, weight_decay=0.0, residual_dropout=dropout)
