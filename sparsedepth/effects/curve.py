@@ -81,8 +81,6 @@ class Normal(NamedTuple):
 class Optima(NamedTuple):
     """Of each cell at each point, in units of s."""
 
-    best_KGC: np.ndarray
-    """The optimum, in steps from the chosen value."""
     value_KGC: np.ndarray
     cov_KGCC: np.ndarray
     outside_KGC: np.ndarray
@@ -109,7 +107,8 @@ class Values(NamedTuple):
 class Curves(NamedTuple):
     """At one steepness."""
 
-    values: Values
+    values: Callable[[], Values]
+    """Called for those that have a weight."""
     best_C: np.ndarray
     """The optimum of each cell."""
     evidence: float
@@ -126,7 +125,7 @@ def curves_of(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_groups: i
     weight_P = np.exp(log_P - log_P.max())
     weight_P = np.where(weight_P > NEGLIGIBLE, weight_P, 0.0)
     weight_P /= weight_P.sum()  # of what is kept: a part without a weight would be missing in the tails
-    weighed = [(weight, part.values) for weight, part in zip(weight_P, parts, strict=True) if weight]
+    weighed = [(weight, part.values()) for weight, part in zip(weight_P, parts, strict=True) if weight]
     means = [sum(weight * getattr(of, name) for weight, of in weighed) for name in Values._fields[3:]]
     return Values(
         np.concatenate([of.mean_GC for _, of in weighed]),
@@ -155,7 +154,7 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
     n_cells = len(tuned_C)
     given = _given_roughness(rows._replace(score_R=rows.score_R / np.sqrt(s2)))
     _, rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(OWN_CURVATURE, RHO, KAPPA, indexing="ij"))
-    cov_GTT, mean_GTZ, square_GZZ, log_G = _posterior(given, rho_G, kappa_G, tuned_C)
+    precision_GTT, mean_GTZ, square_GZZ, log_G = _posterior(given, rho_G, kappa_G, tuned_C)
 
     # Noise: s^2 times df / chi^2(df). All but the data is in units of s, and kappa / s stays.
     scale_K = np.sqrt(df / (2 * gammaincinv(df / 2, ndtr(_NODES))))
@@ -167,19 +166,27 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
     weight_KG = weight_KG[:, kept_G] / weight_KG[:, kept_G].sum()
 
     mean_KGT = np.einsum("gtz,kgz->kgt", mean_GTZ[kept_G], side_KGZ[:, kept_G])
-    optima = _optima(mean_KGT, cov_GTT[kept_G], kappa_G[kept_G], rows)
-    unit_K = np.sqrt(s2) * scale_K[:, None, None]
-    gain_KGC = optima.gain_KGC * unit_K
+    best_KGC = -np.split(mean_KGT, 3, axis=-1)[1] / kappa_G[kept_G][:, None]
+    optima = partial(_optima, mean_KGT, precision_GTT[kept_G], kappa_G[kept_G], rows)
+    unit_K = np.sqrt(s2) * scale_K
+    values = partial(_values_of, optima, weight_KG, unit_K)
+    return Curves(values, np.einsum("kg,kgc->c", weight_KG, best_KGC), logsumexp(log_KG))
+
+
+def _values_of(optima_of: Callable[[], Optima], weight_KG: np.ndarray, unit_K: np.ndarray) -> Values:
+    """In units of the outcome, `unit_K` for each scale of the noise."""
+    optima, unit_K11 = optima_of(), unit_K[:, None, None]
+    n_cells = optima.value_KGC.shape[-1]
+    gain_KGC = optima.gain_KGC * unit_K11
     over_grid = partial(np.einsum, "kg,kgc->c", weight_KG)
-    values = Values(
-        mean_GC=(optima.value_KGC * unit_K).reshape(-1, n_cells),
-        cov_GCC=(optima.cov_KGCC * unit_K[..., None] ** 2).reshape(-1, n_cells, n_cells),
+    return Values(
+        mean_GC=(optima.value_KGC * unit_K11).reshape(-1, n_cells),
+        cov_GCC=(optima.cov_KGCC * unit_K11[..., None] ** 2).reshape(-1, n_cells, n_cells),
         weight_G=weight_KG.ravel(),
         outside_C=over_grid(optima.outside_KGC),
         gain_C=over_grid(gain_KGC),
-        choice_C=over_grid(optima.gain_variance_KGC * unit_K**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
+        choice_C=over_grid(optima.gain_variance_KGC * unit_K11**2 + (gain_KGC - over_grid(gain_KGC)) ** 2),
     )
-    return Curves(values, over_grid(optima.best_KGC), logsumexp(log_KG))
 
 
 def _log_weights(side_KGZ: np.ndarray, square_GZZ: np.ndarray, scale_K: np.ndarray, n_free: int) -> np.ndarray:
@@ -230,7 +237,7 @@ def _at_roughness(
 
 
 class Posterior(NamedTuple):
-    cov_GTT: np.ndarray
+    precision_GTT: np.ndarray
     mean_GTZ: np.ndarray
     square_GZZ: np.ndarray
     """Squares that stay unexplained."""
@@ -244,19 +251,19 @@ def _posterior(given: Normal, rho_G: np.ndarray, kappa_G: np.ndarray, tuned_C: n
     prior_GC = 1 / (kappa_G[:, None] ** 2 * np.minimum(omega2_GC, MAX_ERROR**2))
     slopes = np.arange(len(tuned_C), 2 * len(tuned_C))
     precision_GTT[:, slopes, slopes] += prior_GC
-    cov_GTT = np.linalg.inv(precision_GTT)
-    mean_GTZ = cov_GTT @ target_GTZ
+    mean_GTZ = np.linalg.solve(precision_GTT, target_GTZ)
     log_det_G = np.log(prior_GC).sum(axis=1) - np.linalg.slogdet(precision_GTT)[1]
-    return Posterior(cov_GTT, mean_GTZ, square_GZZ - np.swapaxes(target_GTZ, 1, 2) @ mean_GTZ, log_G + log_det_G / 2)
+    left_GZZ = square_GZZ - np.swapaxes(target_GTZ, 1, 2) @ mean_GTZ
+    return Posterior(precision_GTT, mean_GTZ, left_GZZ, log_G + log_det_G / 2)
 
 
-def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows: Rows) -> Optima:
+def _optima(mean_KGT: np.ndarray, precision_GTT: np.ndarray, kappa_G: np.ndarray, rows: Rows) -> Optima:
     """A cell's value a + kappa u (u / 2 - u*), u within half a step of the values tried: by quadrature over b, which is
     -kappa u*; the rest of a and of the roughness is normal."""
     n = mean_KGT.shape[-1] // 3
     low_C, high_C = rows.ends
     a_KGC, b_KGC, rough_KGC = np.split(mean_KGT, 3, axis=-1)
-    cov_GXCXC = cov_GTT.reshape(-1, 3, n, 3, n)  # X: a, b, roughness
+    cov_GXCXC = np.linalg.inv(precision_GTT).reshape(-1, 3, n, 3, n)  # X: a, b, roughness
     own_GXXC = np.einsum("gxcyc->gxyc", cov_GXCXC)
     sd_GC, kappa_G1 = np.sqrt(own_GXXC[:, 1, 1]), kappa_G[:, None]
     a_slope_GC, _, rough_slope_GC = np.moveaxis(own_GXXC[:, 1], 1, 0) / sd_GC  # per sd of b
@@ -271,7 +278,6 @@ def _optima(mean_KGT: np.ndarray, cov_GTT: np.ndarray, kappa_G: np.ndarray, rows
     cov_KGCC[..., np.arange(n), np.arange(n)] = own_GXXC[:, 0, 0] - a_slope_GC**2 + variance_KGC
     best_KGC, sd_u_GC = -b_KGC / kappa_G1, sd_GC / kappa_G1
     return Optima(
-        best_KGC=best_KGC,
         value_KGC=a_KGC + curve_KGC,
         cov_KGCC=cov_KGCC,
         outside_KGC=ndtr((low_C - best_KGC) / sd_u_GC) + ndtr((best_KGC - high_C) / sd_u_GC),

@@ -165,7 +165,7 @@ def with_intervals(rows: Sequence[Row]) -> list[Named]:
         if row.contrast is not None:
             lo, hi, detectable = interval_and_detectable(row.contrast, row.level)
             if row.ends:
-                detectable = max(interval_and_detectable(end, row.level)[2] for end in (*row.ends, row.contrast))
+                detectable = max(detectable, *(interval_and_detectable(end, row.level)[2] for end in row.ends))
             row.fields |= {"lo": lo, "hi": hi, "detectable": detectable}
             row.fields["seeds_part"] = (hi - lo) / 2 * math.sqrt(row.contrast.seeds_share)
             row.fields["lr_part"] = (hi - lo) / 2 * math.sqrt(1 - row.contrast.seeds_share)

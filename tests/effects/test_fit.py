@@ -76,7 +76,8 @@ def test_the_prior_of_an_optimum_is_the_error_of_choosing_the_best_of_a_grid():
     given = Normal(np.tile(np.diag([1.0, 0.0, 1.0]), (n, 1, 1)), nothing, np.zeros((n, 2, 2)), np.zeros(n))
     rho_G, kappa_G = (each.ravel() for each in np.meshgrid(RHO, KAPPA, indexing="ij"))
     tuning_seeds = 4
-    variance_G = _posterior(given, rho_G, kappa_G, np.array([1 / tuning_seeds])).cov_GTT[:, 1, 1]
+    precision_GTT = _posterior(given, rho_G, kappa_G, np.array([1 / tuning_seeds])).precision_GTT
+    variance_G = np.linalg.inv(precision_GTT)[:, 1, 1]
     for rho, kappa, variance in zip(rho_G, kappa_G, variance_G, strict=True):
         omega2 = 0.3**2 + 2 * (rho**2 + 0.25) / kappa**2
         assert variance == pytest.approx(kappa**2 * min(omega2, 2.5**2))
