@@ -292,8 +292,8 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         gid=(gid := mark_id(line["setting"].iloc[0])),
     )
     if "seeds" in line:
-        dots = line.explode("seeds").astype({"seeds": float})
-        axis.scatter(dots["x"], dots["seeds"], 4, colour, alpha=0.4, linewidth=0, zorder=1, gid=gid)
+        x_of_seeds = np.repeat(x, line["seeds"].map(len))
+        axis.scatter(x_of_seeds, np.concatenate([*line["seeds"]]), 4, colour, alpha=0.4, linewidth=0, zorder=1, gid=gid)
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
         look: Named = {"color": colour, "linewidth": 0.9, "alpha": 1.0 if len(line) <= MOST_BARS else 0.5}

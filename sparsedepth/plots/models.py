@@ -39,9 +39,9 @@ select * from (
 
 def models(store: Store) -> Drawing:
     """Its points: the rows of `query --ask models`. Raises NothingToDraw."""
-    rows = ask(store, "models").frame().drop(columns="packages")
-    if rows.empty:
+    if all_runs(store)["model"].isna().all():
         raise NothingToDraw("no model of others was measured; sparsedepth measure MODEL -o DIR/models/NAME")
+    rows = ask(store, "models").frame().drop(columns="packages")
     if rows["needed_layers"].isna().all():
         raise NothingToDraw("no measured model has needed layers; measure usefulness")
     needed = "needed_layers" if rows["needed_equal_rise"].isna().all() else "needed_equal_rise"

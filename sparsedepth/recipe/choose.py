@@ -97,6 +97,7 @@ class Evidence:
         """The setting with these changes; None if it was not run at this depth."""
         return next((name for name in self.settings(depth) if self.changes[name] == changes), None)
 
+    @once
     def runs_of(self, setting: str, depth: int, lr: float | None = None) -> pd.DataFrame:
         """The results of a setting at a depth: at one value of the tuned field, by default the one that is compared."""
         rows = self.cells.rows

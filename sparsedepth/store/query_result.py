@@ -24,8 +24,8 @@ class QueryResult:
     @classmethod
     def of_frame(cls, frame: "pd.DataFrame") -> "QueryResult":
         """The rows of a frame, NULL where a value is missing."""
-        plain = frame.astype(object).where(frame.notna(), None)
-        return cls(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
+        rows = frame.to_numpy(dtype=object, na_value=None).tolist()
+        return cls(columns=tuple(frame.columns), rows=tuple(map(tuple, rows)))
 
     @classmethod
     def of_records(cls, records: Iterable[Row], columns: Sequence[str]) -> "QueryResult":
