@@ -222,14 +222,16 @@ def draw_panel(
 ) -> set[str]:
     """The lines of one panel, those that are not its `own` in the background; then its scales, its range and its
     labels. Returns what the caption tells."""
-    settings = [name for name in styles if (rows["setting"] == name).any()]
+    present = {*rows["setting"]}
+    settings = [name for name in styles if name in present]
     own = own or settings
     # Else intervals are bands, which would fill a panel where they reach 0.
     has_bars = rows["x"].nunique() <= MOST_BARS or len(own) > MOST_LINES or (rows["lo"] <= 0).any()
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
+    by_name = dict([*shown.groupby("setting")])
     for i, name in enumerate(settings):
         if name in own:
-            _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
+            _draw_line(axis, by_name[name], styles[name], has_bars, 5 - 0.1 * i)
     is_own = rows["setting"].isin(own)
     if not is_own.all():
         others = shown[~is_own].sort_values("setting", kind="stable")
