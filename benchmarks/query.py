@@ -164,7 +164,7 @@ def measure_questions(results: Path, report: Callable[..., None], report_command
             report_command(name, WHOLE, "query", folder, "--ask", name)
         effects = seconds(lambda: effects_frame(cells_of(store.frame("select * from runs"), "val_loss")))
         report("effects, inside", effects, INSIDE)
-        report_command("effects", WHOLE, "query", folder, "--ask", "effects")
+        report_command("effects", WHOLE, "effects", folder)
         where = "params_active < 5e7"
         report("best, inside", seconds(lambda: best(store, "usefulness", 24, where=where)), INSIDE)
         report_command("best", WHOLE, "best", folder, "--by", "usefulness", "--depth", "24", "--where", where)
