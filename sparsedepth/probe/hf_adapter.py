@@ -219,6 +219,7 @@ def _attention_inputs(
     """Queries and keys as the block's attention function gets them, and what they see by its mask and cap; None if it
     calls none."""
     model: Any = probed.model
+    probed._calls_at(x_BTD.shape[1])  # recorded with the model's own function: masks depend on which it is
     before = model.config._attn_implementation
     model.set_attn_implementation(_CAPTURE)
     try:

@@ -69,6 +69,15 @@ def test_attention_weights_are_the_models(family):
     assert {form.softcap for form in forms} == ({2.0} if family == "gemma2" else {None})
 
 
+@pytest.mark.parametrize("family", ["gemma2", "mistral_window"])
+def test_attention_that_is_read_before_any_block_leaves_the_window_as_it_is(family):
+    first, later = ProbedHfModel(tiny(family)), ProbedHfModel(tiny(family))
+    with probing(first), probing(later):
+        states = list(stream(later, TOKENS))
+        assert first.attention_inputs(1, first.embed(TOKENS))[2].window == 5
+        torch.testing.assert_close(list(stream(first, TOKENS)), states, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_branches_add_up_to_the_block(family):
     probed, x = ProbedHfModel(tiny(family)), normal(2, 9, 32)
