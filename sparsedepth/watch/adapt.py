@@ -25,8 +25,8 @@ from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.devices import gathered
 from sparsedepth.words.watch import LACK, Lack
 
-NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "gradients"})
-NEEDS_HEAD = frozenset({"lens", "gradients", "released_code"})
+NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "spans", "gradients"})
+NEEDS_HEAD = frozenset({"lens", "gradients", "released_code", "trace", "trace_map"})
 NEEDS_PARTS = frozenset({"activations", "experts", "released_code"})
 """Measures that ask more of a module than its stream: a loss, its logits, or the parts of a block by name."""
 _NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm", "norm_f", "ln_final", "layernorm")

@@ -8,7 +8,7 @@ from sparsedepth.words.plain_text import commas
 Lack = Literal["parts", "head", "loss"]
 LACK: Mapping[Lack, str] = {
     "parts": "reads parts of a block that are not known of this module",
-    "head": "needs the model's logits; name its head by head=",
+    "head": "needs the logits of next tokens; name the head of a model that has them by head=",
     "loss": "needs a loss; give loss=, a function of the model's output and targets that returns a loss per input",
 }
 """What a measure asks for that a module does not have, and how to give it."""

@@ -113,9 +113,17 @@ def test_other_inputs_or_targets_are_of_another_training(tmp_path):
             watched(*other)
 
 
+def test_a_trace_of_the_last_position_is_of_models_with_next_tokens():
+    model, images = vit()
+    loss = lambda out, labels: F.cross_entropy(out.logits, labels, reduction="none")  # noqa: E731
+    for measure in ("trace", "trace_map"):
+        with pytest.raises(ValueError, match=f"the measure {measure} needs the logits of next tokens"):
+            sd.watch(model, (images, LABELS), out=None, measures=[measure], loss=loss)
+
+
 def test_without_a_loss_what_needs_one_is_refused():
     model, images = vit()
-    for measure in ("usefulness", "permutation", "loss"):
+    for measure in ("usefulness", "permutation", "loss", "spans"):
         with pytest.raises(ValueError, match=f"the measure {measure} needs a loss; give loss="):
             sd.watch(model, images, out=None, measures=[measure])
     with pytest.raises(ValueError, match="tokens are from 0 to 99, and the model's ids from 0 to 39"):

@@ -154,8 +154,11 @@ def test_all_measures_are_those_that_a_module_has_the_parts_for(capsys):
     assert {"val_loss", "usefulness", "residual_variance_last", "causal_score"} <= found.summary.keys()
     sd.watch(Plain(), held_out(32), every=1, out=None, measures="all", layers="trunk.blocks")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "attention, experts, activations (reads" in line and "lens, released_code (needs the model's" in line
-    losses = "usefulness, loss, early_exit, permutation, removal, joint, gradients"
+    assert (
+        "attention, experts, activations (reads" in line
+        and "trace, trace_map, lens, released_code (needs the logits" in line
+    )
+    losses = "usefulness, loss, early_exit, permutation, removal, joint, spans, gradients"
     assert f"{losses} (needs a loss; give loss=" in line
     sd.watch(llama(), held_out(32), every=1, out=None, measures="all")
     assert not capsys.readouterr().err
