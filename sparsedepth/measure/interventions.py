@@ -75,6 +75,7 @@ from sparsedepth.measure.bootstrap import (
 from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.usefulness import share_above
+from sparsedepth.model.linear import TensorPair
 from sparsedepth.probe.fork import batches, by_sequence, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import pairs_to_swap
@@ -284,12 +285,19 @@ def _traced(context: MeasureContext, positions: Sequence[int]) -> np.ndarray:
     probed = context.probed
     layers = range(1, probed.n_layers + 1)
     length = context.scored.targets.shape[1]
+
+    def moments(tokens_BT: Tensor) -> TensorPair:
+        x_BX = probed.embed(tokens_BT).double().flatten(1)
+        return x_BX.mean(1), x_BX.square().mean(1)
+
+    mean_N, square_N = by_sequence(probed, batches(probed, context.inputs), moments)
+    sd = math.sqrt(square_N.mean() - mean_N.mean() ** 2)  # of all sequences, however many run at once
     # One draw for all sequences.
-    noise_TD = torch.from_numpy(context.rng().standard_normal((length, probed.stream_width))).float()
+    noise_TD = NOISE * sd * torch.from_numpy(context.rng().standard_normal((length, probed.stream_width))).float()
 
     def of_part(part: Scored) -> list[Tensor]:
         states = list(stream(probed, part.inputs))
-        noisy = [states[0] + NOISE * states[0].std() * noise_TD.to(states[0].device)]
+        noisy = [states[0] + noise_TD.to(states[0].device)]
         for layer in layers:
             noisy.append(probed.block(layer, noisy[-1]))
 

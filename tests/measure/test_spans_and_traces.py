@@ -14,6 +14,7 @@ from support.handmade_models import (
     residual_mlp,
     score,
     scored_text,
+    tokens_per_pass,
 )
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -143,7 +144,7 @@ def test_a_map_against_a_loop_on_transformers_alone():
 
     def traced(layer: int, position: int) -> float:
         def after(at, x):
-            x = x + NOISE * states[0].std() * noise if at == 0 else x
+            x = x + NOISE * states[0].std(correction=0) * noise if at == 0 else x
             if at == layer:
                 x[:, position] = states[at][:, position]
             return x
@@ -158,6 +159,14 @@ def test_a_map_against_a_loop_on_transformers_alone():
     assert of_position(found, 16) == pytest.approx(last, abs=1e-6)
 
 
+def test_traces_do_not_depend_on_how_many_sequences_run_at_once():
+    probed = ProbedDecoder(Decoder(run_config(**FAMILIES["gqa_lns"])))
+    together = found_by(add_trace_rows, probed, scored_text(TOKENS))
+    with tokens_per_pass(34):
+        parts = found_by(add_trace_rows, probed, scored_text(TOKENS))
+    assert by_layer(parts, "trace_restored") == pytest.approx(by_layer(together, "trace_restored"), abs=1e-4)
+
+
 def test_traces_against_a_plain_loop():
     model = Decoder(run_config(**FAMILIES["gqa_lns"]))
     probed = ProbedDecoder(model)
@@ -169,7 +178,7 @@ def test_traces_against_a_plain_loop():
             clean = [probed.embed(TOKENS[:, :-1])]
             for layer in range(1, probed.n_layers + 1):
                 clean.append(probed.block(layer, clean[-1]))
-            x = clean[0] + NOISE * clean[0].std() * noise * is_noisy
+            x = clean[0] + NOISE * clean[0].std(correction=0) * noise * is_noisy
             for layer in range(probed.n_layers + 1):
                 x = probed.block(layer, x) if layer else x.clone()
                 if layer == restored:
