@@ -58,7 +58,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, by_pair, finites, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import (
+    BootstrapEstimate,
+    bootstrap,
+    by_pair,
+    finite,
+    finites,
+    ratio,
+    shared_resamples,
+)
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import batches, by_sequence
 from sparsedepth.probe.probed_model import ProbedModel
@@ -81,9 +89,9 @@ class FormDeviation:
 
     by_layer: list[float | None]
     score: BootstrapEstimate
-    standard_error: list[float]
+    standard_error: list[float | None]
     """of the probes, by layer; 0 if exact"""
-    score_standard_error: float
+    score_standard_error: float | None
     """of the probes"""
 
 
@@ -197,9 +205,9 @@ def _summarise(
         found = estimate(score, np.eye(n_sequences))
         return FormDeviation(
             by_layer=finites(np.where(square_L >= 0, value_L / unit, np.nan)),
-            standard_error=error_L.tolist(),
+            standard_error=finites(error_L),
             score=found if (square_L >= 0).all() else replace(found, value=None, lo=None, hi=None),
-            score_standard_error=float(np.linalg.norm(error_L)) / n_layers,
+            score_standard_error=finite(np.linalg.norm(error_L) / n_layers),
         )
 
     mean_LN1 = square_NLT.mean(-1).T[..., None]  # linear in the resample's weights

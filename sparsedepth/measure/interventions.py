@@ -233,7 +233,7 @@ def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
     influence = block_influence(probed, scored.inputs)
     rows.summary["removal_cosine_correlation"] = rank_correlation(drops[:n_layers], influence)
     rows.add_pairs("removal_drop", dict(zip(ranges, drops, strict=True)), scored.n_scored)
-    accuracy_lost = dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True))
+    accuracy_lost = dict(zip(ranges, finites(lost_NP.mean(0)), strict=True))
     rows.add_pairs("removal_accuracy_lost", accuracy_lost, scored.n_scored)
 
 

@@ -182,7 +182,8 @@ def position_scores(
         logits_nV = probed.logits(x_nD[None])[0].float()
         losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
         if accuracy:
-            correct.append((logits_nV.argmax(-1) == target_n).float())
+            is_correct_n = (logits_nV.argmax(-1) == target_n).float()
+            correct.append(torch.where(losses[-1].isnan(), losses[-1], is_correct_n))
     return tuple(torch.cat(scores).view(x_FBTD.shape[:3]) for scores in (losses, correct) if scores)
 
 
@@ -257,5 +258,6 @@ def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
         kl_nL = (log_p_nLV.exp() * (log_p_nLV - log_p_nLV[:, -1:])).double().sum(-1)
         top_nLK = logits_nLV.topk(min(TOP, probed.vocab_size)).indices
         shared_nLK = (top_nLK[..., None] == top_nLK[:, -1:, None]).any(-1)
-        parts.append(torch.stack((kl_nL, shared_nLK.double().mean(-1))))
+        overlap_nL = torch.where(kl_nL.isnan(), torch.nan, shared_nLK.double().mean(-1))
+        parts.append(torch.stack((kl_nL, overlap_nL)))
     return torch.cat(parts, dim=1).unflatten(1, tokens_BT.shape).mean(2)

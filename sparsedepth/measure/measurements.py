@@ -37,7 +37,7 @@ from torch import Tensor
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import ReadHeldOut
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ByPair, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ByPair, finite, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
@@ -190,7 +190,7 @@ class Measurements:
         """One value per layer and head of an array [L, H]."""
         for layer, values in enumerate(by_head, start=1):
             for head, value in enumerate(values, start=1):
-                self.heads.append(self._row(metric, float(value), n, layer=layer, head=head))
+                self.heads.append(self._row(metric, finite(value), n, layer=layer, head=head))
 
     def add_pairs(self, metric: str, values: ByPair, n: int) -> None:
         for (layer, other), value in values.items():

@@ -58,7 +58,7 @@ import torch.nn.functional as F
 from scipy.special import entr
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import finites, identity, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import finite, finites, identity, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.model.attention import attention_rows
 from sparsedepth.model.context import Context
@@ -174,7 +174,8 @@ def attention_sums(
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
         for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
             sums[name] += (weight_BHRS < limit).sum((-1, -2), dtype=torch.float64)
-    return sums
+    unknown_BH = 0 * sums["attention_entropy"]  # NaN where a weight is: no limit is above it
+    return {name: sum_BH + unknown_BH for name, sum_BH in sums.items()}
 
 
 NEAR_ZERO = 0.1
@@ -182,14 +183,17 @@ NEAR_ZERO = 0.1
 
 
 def add_activation_rows(context: MeasureContext, rows: Measurements) -> None:
-    """The quantities above of layers 1..L; None for experts, or (units) if all hidden units are 0. Two
-    passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
+    """The quantities above of layers 1..L; None for experts, or (units) if all hidden units are 0. Nothing
+    if one is not finite. Two passes without the head, the first for the rms of each layer; each block runs to its
+    hidden units twice."""
     probed, tokens_NT = context.probed, context.inputs
     of_layer: dict[int, Any] = defaultdict(float)  # squares and their number
     sums: dict[int, Any] = defaultdict(float)  # of the three shares over tokens, and numbers of tokens
     with probing(probed):
         for layer, h_nF in _hidden(probed, tokens_NT):
             of_layer[layer] += np.array([h_nF.square().sum().item(), h_nF.numel()])
+        if not np.isfinite([*of_layer.values()]).all():
+            return
         for layer, h_nF in _hidden(probed, tokens_NT):
             total, count = of_layer[layer]
             is_zero = h_nF == 0
@@ -225,8 +229,9 @@ def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
             if (routing := probed.routing(layer, x_BTD)) is not None:
                 layers[layer] = None
                 probability_BTE, choice_BTC = routing
-                loads.append(F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2)))
                 entropies.append(torch.special.entr(probability_BTE).sum(-1).mean(1, dtype=torch.float64))
+                load_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
+                loads.append(load_BE + 0 * entropies[-1][:, None])  # NaN where the router's probabilities are
         return loads + entropies
 
     found = by_sequence(probed, batches(probed, context.inputs), of_batch)
@@ -242,7 +247,7 @@ def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
         def mean(*means: np.ndarray, of_layer: Any = statistic) -> np.ndarray:
             return np.mean([of_layer(layer_mean) for layer_mean in means], axis=0)
 
-        by_layer = {layer: float(statistic(each.mean(0))) for layer, each in zip(layers, values, strict=True)}
+        by_layer = {layer: finite(statistic(each.mean(0))) for layer, each in zip(layers, values, strict=True)}
         every = range(1, probed.n_layers + 1)
         rows.add_profile(name, [*map(by_layer.get, every)], estimate(mean, *values), context.n_tokens)
 

@@ -107,11 +107,14 @@ def add_participation_rows(context: MeasureContext, rows: Measurements) -> None:
             products = [x_nX.T @ x_nX / tokens_NT.numel() for x_nX in values_nX]
             moments = [a + b for a, b in zip(moments, products, strict=True)] if moments else products
     covariances = [mean_XX[1:, 1:] - torch.outer(mean_XX[0, 1:], mean_XX[0, 1:]) for mean_XX in moments]
-    spectra = [energy_D.cpu().numpy().clip(0) for energy_D in batched(torch.linalg.eigvalsh, covariances)]
+    spectra = [
+        energy_D.cpu().numpy().clip(0)
+        for energy_D in batched(torch.linalg.eigvalsh, [*map(torch.nan_to_num, covariances)])
+    ]
     share_SD = np.stack([ratio(energy_D, energy_D.sum()) for energy_D in spectra])
-    # Of constant states only rounding errors are left.
+    # Of constant states only rounding errors are left; of those that are not finite no square is known.
     squares_S = np.array([mean_XX.diagonal()[1:].sum().item() for mean_XX in moments])
-    share_SD[[energy_D.sum() for energy_D in spectra] <= 1e-12 * squares_S] = np.nan
+    share_SD[~([energy_D.sum() for energy_D in spectra] > 1e-12 * squares_S)] = np.nan
     ratios, ranks = finites(1 / (share_SD**2).sum(1)), finites(np.exp(entr(share_SD).sum(1)))
     n_states = probed.n_layers + 1
     of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}

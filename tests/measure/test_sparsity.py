@@ -135,7 +135,7 @@ def attention_sparsity(probed, tokens, taus, relative_taus):
     found = {}
     for name in dict.fromkeys(row["metric"] for row in rows.heads):
         own = [row for row in rows.heads if row["metric"] == name]
-        by_head = np.array([row["value"] for row in own]).reshape(probed.n_layers, -1)
+        by_head = np.array([row["value"] for row in own], dtype=float).reshape(probed.n_layers, -1)
         mean = None if np.isnan(by_head.mean()) else by_head.mean()
         found[name] = SimpleNamespace(by_head=by_head, total=SimpleNamespace(value=mean), n=own[0]["n"])
     for name in ("attention_entropy", "attention_entropy_rel", "attention_sink"):

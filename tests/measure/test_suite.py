@@ -76,6 +76,21 @@ def test_every_name_is_the_glossarys_and_every_value_a_number(family):
         assert missing == ([(5, "causal_effect")] if rows is found.layers else [])
 
 
+@pytest.mark.parametrize("family", ["dense", "moe"])
+def test_of_a_stream_that_is_not_finite_nothing_is_known_but_the_weights(family):
+    config = run_config(**BUDGET, **FAMILIES[family], measures=list(SUITE))
+    model = Decoder(config)
+    with torch.no_grad():
+        model.blocks[2].attention.value.weight[0, 0] = math.nan
+    found = measure_run(ProbedDecoder(model), config, held_out, 1.5, step=9)
+    known = {name for name, value in found.summary.items() if value is not None}
+    assert known == {
+        "weight_sparsity", "weight_sparsity_rel", "val_loss_tokens", "score_tokens", "permutation_swaps",
+    }  # fmt: skip
+    values = [row["value"] for rows in (found.layers, found.heads, found.pairs) for row in rows]
+    assert all(value is None or math.isfinite(value) for value in values)
+
+
 def test_rows_by_layer_head_and_pair():
     found = measured()
     layers = {}
