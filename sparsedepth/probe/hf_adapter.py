@@ -69,17 +69,11 @@ class ProbedHfModel(ProbedModule):
         super().__init__(model, base.get_submodule(self._parts.layers).children(), norm=norm, head=head)
         self._rests = [(None,) * self._parts.n_further or None] * self.n_layers
         self.vocab_size, self.stream_width = head.weight.shape
-        for part in (model.get_input_embeddings(), norm, head):
-            if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:
-                raise ValueError(
-                    f"{type(part).__name__} outside the layers is {low.pop()}, and must be fp32; "
-                    "load the model with sparsedepth.probe.load, or call .float() on it"
-                )
         self.max_len = _max_len(model.config)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 including the model's scaling and learned positions. Raises ValueError beyond `max_len`."""
-        return self._record_calls(tokens_BT)[0]
+        return self._record_calls(tokens_BT)[0].float()
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         for _, named in self._calls_at(x_BTD.shape[1]):
@@ -100,7 +94,9 @@ class ProbedHfModel(ProbedModule):
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         normed = _BaseOutput(last_hidden_state=self.final_norm(x_BTD))
-        with replaced_forward([self._base], lambda *_, **__: normed):
+        weights = [weight.float() for weight in (self.head.weight, self.head.bias) if weight is not None]
+        head = replaced_forward([self.head], lambda x_BTD: nn.functional.linear(x_BTD.float(), *weights))
+        with head, replaced_forward([self._base], lambda *_, **__: normed):
             return self.model(inputs_embeds=x_BTD, return_dict=True).logits
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:

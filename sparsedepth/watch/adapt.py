@@ -259,9 +259,10 @@ def blocks_of(module: nn.Module, path: str | None) -> list[nn.Module]:
 
 
 def _has_own_adapter(module: Any) -> bool:
-    """Whether the adapter of its type takes the module: it has a head, and weights outside of blocks are fp32."""
-    parts = (module.get_input_embeddings(), module.get_output_embeddings())
-    return None not in parts and all(weight.dtype == torch.float32 for part in parts for weight in part.parameters())
+    """Whether the adapter of its type takes the module: it has a head, and no kernel that asks for bf16 or fp16."""
+    head = module.get_output_embeddings()
+    kernel = module.config._attn_implementation
+    return head is not None and (head.weight.dtype == torch.float32 or kernel in ("sdpa", "eager"))
 
 
 def _by_path(module: nn.Module, names: Names) -> ProbedModule:

@@ -160,8 +160,18 @@ def test_low_precision_layers_are_computed_in_fp32(family):
             assert q.dtype == k.dtype == torch.float32
     torch.testing.assert_close(*states, rtol=0, atol=0)
     assert {p.dtype for p in layers.parameters()} == {torch.bfloat16}
-    with pytest.raises(ValueError, match="must be fp32"):
-        ProbedHfModel(tiny(family).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "gpt2", "mamba2", "phi"])
+def test_logits_of_a_model_that_is_in_bf16_as_a_whole_are_computed_in_fp32(family):
+    """With the scale or cap of its type, and without rounding a weight that is held."""
+    narrow, wide = tiny(family).bfloat16(), tiny(family).bfloat16().float()
+    probed = ProbedHfModel(narrow)
+    with probing(probed):
+        found = probed.logits(list(stream(probed, TOKENS))[-1])
+    with torch.no_grad():
+        torch.testing.assert_close(found, wide(TOKENS, use_cache=False).logits, rtol=0, atol=0.1)
+    assert {weight.dtype for weight in narrow.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

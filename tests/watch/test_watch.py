@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from support.hf_families import tiny
 from support.plain_loop import NAMES, Plain, held_out, llama, train
 
 import sparsedepth as sd
@@ -89,6 +90,15 @@ def test_a_model_in_bf16_is_measured_in_fp32():
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     for name in ("residual_variance_last", "causal_score", "usefulness_loss_increase"):
         assert found.summary[name] == pytest.approx(whole.summary[name], rel=0.02, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["cohere", "granite", "gemma2", "qwen3_next"])
+def test_a_type_whose_head_scales_or_whose_block_reads_more_is_watched_in_bf16_too(family):
+    model, wide = tiny(family).bfloat16(), tiny(family).bfloat16().float()
+    measures = ["loss", "attention"]
+    found, whole = (sd.watch(each, held_out(), out=None, measures=measures)(0).summary for each in (model, wide))
+    assert found["val_loss"] == pytest.approx(whole["val_loss"], rel=0.005)
+    assert found["attention_sink"] == pytest.approx(whole["attention_sink"], rel=0.02)
 
 
 def test_each_point_is_a_record_that_stays_and_the_same_call_goes_on(tmp_path):
