@@ -239,15 +239,14 @@ def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Seque
 def _n_logits(probed: ProbedModule, x_BTD: Tensor, returned: Any) -> int | None:
     """The number of logits, where head and norm give those among what the model `returned`, [B, T or 1, V]: of all
     positions or the last ones."""
-    candidates = [getattr(returned, "logits", None), returned, *(returned if isinstance(returned, tuple) else ())]
-    own = next((each for each in candidates if isinstance(each, Tensor) and each.ndim == 3), None)
+    parts = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple) else ()
+    candidates = [x for x in (getattr(returned, "logits", None), returned, *parts) if isinstance(x, Tensor)]
     try:
         logits_BTV = probed.logits(x_BTD)
     except Exception:  # modules that take something else
         return None
-    if own is None or own.shape[0::2] != logits_BTV.shape[0::2]:
-        return None
-    return logits_BTV.shape[-1] if _agree(logits_BTV[:, -own.shape[1] :], own) else None
+    own = next((x for x in candidates if x.ndim == 3 and x.shape[0::2] == logits_BTV.shape[0::2]), None)
+    return None if own is None or not _agree(logits_BTV[:, -own.shape[1] :], own) else logits_BTV.shape[-1]
 
 
 def in_fp32(module: nn.Module, *args: Any, **named: Any) -> Any:

@@ -82,6 +82,21 @@ def test_a_module_by_its_paths_gives_what_its_type_gives():
     assert {name: by_path.summary[name] for name in shared} == expected
 
 
+def test_logits_are_found_among_what_a_module_returns():
+    class Returning(Plain):
+        def __init__(self, made):
+            super().__init__()
+            self.made = made
+
+        def forward(self, ids):
+            logits = super().forward(ids)
+            return self.made(logits[..., :3], logits)
+
+    made = (lambda _, logits: logits, lambda *both: both, lambda x, logits: {"states": x, "logits": logits})
+    watched = (sd.watch(Returning(each), held_out(), out=None, measures=["loss"], **NAMES) for each in made)
+    assert all(watch(0).summary["val_loss"] is not None for watch in watched)
+
+
 def test_a_model_in_bf16_is_measured_in_fp32():
     """Its own forward pass rounds to 8 bits; the measures cast its weights, as of a model that was cast as a whole."""
     model = llama().bfloat16()
