@@ -41,15 +41,15 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
 def check_enough_to_fit(
     held_out: ReadHeldOut, config: RunConfig | MeasureOnlyConfig, width: int, fix: str = ""
 ) -> None:
-    """Raises ValueError, with the `fix` where no field is one, for fewer tokens than the maps need that a measure fits,
+    """Raises ValueError, with the `fix` of a text that has no more, for fewer tokens than the maps of a measure need,
     and warns of few: before the training, not after it."""
     fitted = [("measure_tokens", 0, config.measure_tokens)] if "released_code" in config.measures else []
     if not FIT.isdisjoint(config.measures):
         fitted.append(("fit_tokens", config.measure_tokens, config.fit_tokens))
     for name, skipped, asked in fitted:
         n_fit = held_out(config.seq_len, asked, skipped).n_tokens
-        is_short = asked - n_fit >= config.seq_len
-        advice = fix or ("use a longer corpus or a larger val_fraction" if is_short else f"raise {name}")
+        has_more = held_out(config.seq_len, asked + config.seq_len, skipped).n_tokens > n_fit
+        advice = f"raise {name}" if has_more else fix or "use a longer corpus or a larger val_fraction"
         if n_fit <= width + 1:
             raise ValueError(
                 f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped}), "

@@ -74,6 +74,9 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     measures = ("--measures", "usefulness,causal,permutation,variance,weights", "--format", "json")
     halves, warned = command("measure", folder, "--tokens", tmp_path / "all.npy", *measures)
     assert "tokens make it 6%: give more sequences of tokens\n" in warned
+    fewer = (*measures, "--set", "fit_tokens=32")  # of the 128 that are there
+    _, err = command("measure", folder, "--tokens", tmp_path / "all.npy", *fewer, code=2)
+    assert "d_model=32 needs more than 33; raise fit_tokens\n" in err
     both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
     named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
