@@ -98,11 +98,14 @@ class ProbedModule(ProbedModel):
             return None
         if self.loss is None:
             return x_FBTD.new_full(x_FBTD.shape[:2], torch.nan)
-        given, losses = self._given(rows_B), []
+        given, losses = _floats(self._given(rows_B)), []
+        in_blocks = {weight for module in self._layers for weight in module.parameters()}
+        around = {name: weight for name, weight in self.model.named_parameters() if weight not in in_blocks}
+        low = {name: weight.float() for name, weight in around.items() if weight.dtype != torch.float32}
         aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
         for x_BTD in x_FBTD:
             with self._passing(lambda layer, x, *_, last=x_BTD: last if layer == self.n_layers else x):
-                losses.append(self.loss(self.model(given), aims))
+                losses.append(self.loss(functional_call(self.model, low, (given,)), aims))
         return torch.stack(losses).float()
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:

@@ -1,5 +1,7 @@
 """Encoders of transformers: BERT, ViT and DINOv2, small, by loops written on transformers alone."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -98,6 +100,20 @@ def test_with_a_loss_usefulness_and_permutation_are_those_of_the_whole_model():
     assert effect[1, 2] == pytest.approx(abs(swapped - base) / base, rel=1e-3)
     assert increase[1] == pytest.approx((skipped - base) / base, rel=1e-3)
     assert found.summary["needed_layers"] is not None and found.summary["usefulness"] is not None
+
+
+def test_losses_of_a_model_in_bf16_are_computed_in_fp32():
+    model, images = vit()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    loss = lambda out, labels: F.cross_entropy(out.logits, labels, reduction="none")  # noqa: E731
+    low, wide = model.bfloat16(), copy.deepcopy(model).float()
+    given = {"out": None, "measures": ["loss", "causal"], "loss": loss}
+    found = sd.watch(low, (images.bfloat16(), LABELS), **given)(0).summary
+    whole = sd.watch(wide, (images.bfloat16().float(), LABELS), **given)(0).summary
+    for name in ("val_loss", "skip_loss_increase", "causal_score"):
+        assert found[name] == pytest.approx(whole[name], rel=0.01)
+    assert {weight.dtype for weight in low.parameters()} == {torch.bfloat16}
 
 
 def test_other_inputs_or_targets_are_of_another_training(tmp_path):
