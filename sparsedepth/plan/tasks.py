@@ -31,8 +31,9 @@ from sparsedepth.plan.budgets import Match, match
 from sparsedepth.store.tuning_roles import GridPoint, tune
 from sparsedepth.words.sweep import excess_text
 
-PRICED_PROPOSALS = 64
-"""Most sample points by which an adaptive sampler's proposals are priced."""
+PRICED_PROPOSALS, MOST_DRAWN = 64, 1000
+"""Most sample points by which an adaptive sampler's proposals are priced; and where none of these may run, most points
+among which one is looked for."""
 
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: pending."""
@@ -250,23 +251,27 @@ class Plan:
     @cached_property
     def _proposed(self) -> list[RunConfig]:
         """n_trials x seeds runs."""
-        from sparsedepth.plan.propose import proposals
-
         definition = self.definition
         assert definition.n_trials is not None
-        n_drawn = min(definition.n_trials, PRICED_PROPOSALS)
-        cells = proposals(definition.model_copy(update={"sampler": "random", "n_trials": n_drawn}))
-        feasible = []
-        for cell in cells:
-            with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
-                config = definition.first_run(cell)
-                feasible += [config] * is_allowed(definition, config)
+        feasible = self._drawn(min(definition.n_trials, PRICED_PROPOSALS)) or self._drawn(MOST_DRAWN)
         if not feasible:
             raise ValueError(
                 f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
             )
         points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
         return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
+
+    def _drawn(self, number: int) -> list[RunConfig]:
+        """A run at each of so many random points of the space that may run."""
+        from sparsedepth.plan.propose import proposals
+
+        definition = self.definition
+        runs = []
+        for cell in proposals(definition.model_copy(update={"sampler": "random", "n_trials": number})):
+            with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
+                config = definition.first_run(cell)
+                runs += [config] * is_allowed(definition, config)
+        return runs
 
     def _plan(self, cell: Cell, seed: int) -> PlannedRun:
         task = Task(cell=cell, seeds=[seed])

@@ -108,6 +108,13 @@ def test_a_search_without_a_point_left_is_refused():
             price(Plan(sweep(sampler="tpe", n_trials=4, **fields)), PricingSetup())
 
 
+def test_a_search_is_priced_where_few_points_keep_its_constraints():
+    """Of 24 depths one is small enough, which three draws miss."""
+    one = cost(sweep().run_config({"n_layers": 1}, 0)).params_total
+    fields = {"space": {"n_layers": [*range(24, 0, -1)]}, "constraints": {"params_total": one}, "n_trials": 3}
+    assert {kind.params_total for kind in price(Plan(sweep(sampler="tpe", **fields)), PricingSetup()).kinds} == {one}
+
+
 def test_tuning_runs_and_seeds_are_counted():
     """2 depths x (3 rates with each tuning seed, then the 3 seeds at the best); seeds that are reused are run once."""
     tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}}
