@@ -26,6 +26,7 @@ from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.plan.estimate import DEVICES, Device, Place, Seconds, Timing, shape_id
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.cache import read_columns
+from sparsedepth.store.schema import stored_value
 
 RECORD_BYTES = 100_000
 """Assumed size of a run's tables, manifest and summary."""
@@ -248,14 +249,17 @@ def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConf
 
 
 def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunConfig]) -> PricingSetup:
-    """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
+    """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak. A
+    search's own runs are not known, but their shapes are."""
+    names = [*estimate.shape(runs[0])]
+    of_shape = {tuple(stored_value(value) for value in estimate.shape(run).values()): run for run in runs}
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
-    rows = read_columns(results, facts, damaged=[]) if results and results.is_dir() else {}
+    rows = read_columns(results, (*names, *facts), damaged=[]) if results and results.is_dir() else {}
     times = defaultdict[str, list[float]](list)
     peaks = defaultdict[str, list[float]](list)
-    for run in runs:
-        row = rows.get(run.run_id)
-        if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:
+    for row in rows.values():
+        run = of_shape.get(tuple(row[name] for name in names))
+        if run is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:
             continue
         key = shape_id(run)
         place = estimate.fitted(run, setup.place, setup.memory)

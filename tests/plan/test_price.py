@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from support.made_up_runs import make_run
 from support.tiny_sweep import CPU, definition as tiny_definition, run_config, sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,7 +35,16 @@ from sparsedepth.plan.estimate import (
     seconds,
     shape_id,
 )
-from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
+from sparsedepth.plan.price import (
+    PricingSetup,
+    makespan,
+    named_device,
+    price,
+    price_of,
+    pricing_setup,
+    uncalibrated,
+    with_finished,
+)
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
@@ -113,6 +123,17 @@ def test_a_search_is_priced_where_few_points_keep_its_constraints():
     one = cost(sweep().run_config({"n_layers": 1}, 0)).params_total
     fields = {"space": {"n_layers": [*range(24, 0, -1)]}, "constraints": {"params_total": one}, "n_trials": 3}
     assert {kind.params_total for kind in price(Plan(sweep(sampler="tpe", **fields)), PricingSetup()).kinds} == {one}
+
+
+def test_the_finished_runs_of_a_search_correct_its_price(tmp_path):
+    """Its runs have other learning rates than those that are priced."""
+    plan = Plan(sweep(sampler="tpe", n_trials=4, space={"lr": {"low": 1e-3, "high": 1e-2}}))
+    run = plan.definition.run_config({"lr": 0.00123}, 0)
+    assumed = price(plan, PricingSetup())
+    facts = {"device": "cpu (x86_64)", "seconds": 2 * assumed.kinds[0].seconds.value}
+    make_run(tmp_path, run, {"val_loss": 1.0, "outcome": "ok"}, manifest=facts)
+    found = price(plan, with_finished(PricingSetup(), tmp_path, plan.expected_runs()))
+    assert found.seconds.value == pytest.approx(2 * assumed.seconds.value) and found.is_calibrated
 
 
 def test_tuning_runs_and_seeds_are_counted():
