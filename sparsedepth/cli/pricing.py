@@ -138,7 +138,7 @@ def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Pric
     from sparsedepth.sweep.status import remaining_and_complete
 
     runs, done = remaining_and_complete(plan, results)
-    return price_of(runs, setup, done=done) if runs else None
+    return price_of(runs, setup, plan.bound, done) if runs else None
 
 
 def _memory_shortage(plan: "Plan", price: "Price") -> MemoryShortage | None:

@@ -77,9 +77,10 @@ def remaining_and_complete(
 ) -> tuple[list[RunConfig], list[RunConfig]]:
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result, and the complete
     ones; of an adaptive sampler none, whose proposals are unknown."""
-    if plan.definition.adaptive:  # so complete runs are only counted
-        return plan.expected_runs()[len(run_ids(results, "runs")) :], []
     index = ResultsIndex(results, plan.definition, max_attempts)
+    if plan.definition.adaptive:  # so runs that have ended are only counted
+        ended = run_ids(results, "runs") | set(filter(index.end, run_ids(results, "work")))
+        return plan.expected_runs()[len(ended) :], []
     runs = plan.expected_runs(index.loss_of)
     remaining = [run for run in runs if index.loss_of(run.run_id) is None]
     return remaining, [run for run in runs if index.is_complete(run.run_id)]

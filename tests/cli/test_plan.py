@@ -17,6 +17,7 @@ from sparsedepth.files import MARKER
 from sparsedepth.plan.estimate import FITS
 from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.status import remaining_and_complete
 from sparsedepth.words.plain_text import duration
 from sparsedepth.words.sweep import plan_notes
@@ -175,13 +176,19 @@ def test_a_task_has_no_text_on_disk(tmp_path, capsys):
         assert ("disk: excludes the tokenised text" in capsys.readouterr().out) is told
 
 
-def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
+def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path, capsys):
     searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
     sweep = sweep_definition(definition(tmp_path, **searched))
     runs = remaining_and_complete(Plan(sweep), tmp_path / "out")[0]
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
     assert len(remaining_and_complete(Plan(sweep), tmp_path / "out")[0]) == 5
+    scratch = Scratch(tmp_path / "out", runs[1].run_id)
+    scratch.folder.mkdir(parents=True)
+    scratch.set_infeasible("too large")
+    assert len(remaining_and_complete(Plan(sweep), tmp_path / "out")[0]) == 4
+    plan(tmp_path / "tiny.yaml", out=tmp_path / "out")
+    assert "remaining: at most 4 runs," in capsys.readouterr().out
 
 
 def test_a_window_that_hides_nothing_is_no_setting(tmp_path):
