@@ -120,6 +120,8 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
     name = corpus_name(runs[0].corpus)
     if name.kind is not TEXT or name.origin == "hub" or len({(run.corpus, run.tokenizer) for run in runs}) > 1:
         return []
+    if name.origin == "files" and not Path(name.place).exists():  # a results folder has its tokens
+        return []
     size = sum(path.stat().st_size for path in local_files(name.place)) if name.origin == "files" else 0
     if runs[0].tokenizer != "byte" and (size > MOST_LEARNED or not is_learned(runs[0].tokenizer)):
         return []

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -268,6 +269,18 @@ def test_a_corpus_that_is_not_here_is_refused_as_by_sweep_but_for_another_machin
     with pytest.raises(ValueError, match="correct the path"):
         plan(file, out=tmp_path / "new")
     plan(file, on="h100")
+
+
+def test_what_is_left_is_priced_though_the_text_is_gone(tmp_path, capsys):
+    """The folder has its tokens."""
+    file, results = definition(tmp_path), tmp_path / "out"
+    results.mkdir()
+    plan(file, out=results)
+    assert "forecast of val_loss" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "text")
+    plan(file, out=results)
+    out = capsys.readouterr().out
+    assert "remaining: 4 runs," in out and "forecast" not in out
 
 
 def test_what_a_definition_asks_for_in_vain_is_said(tmp_path, capsys):
