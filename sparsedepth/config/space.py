@@ -35,6 +35,10 @@ class Interval(Section):
         if self.whole and (self.low % 1 or self.high % 1):
             raise ValueError(f"low={self.low} and high={self.high} must be whole numbers, since whole is true")
 
+    @property
+    def bounds(self) -> list[float]:
+        return [int(self.low), int(self.high)] if self.whole else [self.low, self.high]
+
 
 Values = Annotated[list[Value], Field(min_length=1)]
 Axis = Values | Interval

@@ -40,8 +40,7 @@ def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     if definition.adaptive:
         return axis_distributions(definition)
     axes = {name: axis for part in (*definition.zip, definition.space) for name, axis in part.items()}
-    found = {name: _interval(axis) for name, axis in axes.items() if isinstance(axis, Interval)}
-    values: dict[str, list[Any]] = {name: axis for name, axis in axes.items() if not isinstance(axis, Interval)}
+    values: dict[str, list[Any]] = {n: axis.bounds if isinstance(axis, Interval) else axis for n, axis in axes.items()}
     for cell in (*definition.variants_and_cells, definition.tune_at):
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
@@ -51,7 +50,7 @@ def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
             lower = extended(lower, lower[0])
             higher = extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
-    found |= {name: _choices(field_values) for name, field_values in values.items()}
+    found = {name: _choices(field_values) for name, field_values in values.items()}
     solved = {definition.free, "d_expert"} - {*values} if definition.free else set()
     solved |= {*WIDTH} - {*values} if definition.same_params_blocks else set()
     for name in (*solved, *["train_tokens"] * bool(definition.branch_at)):

@@ -321,10 +321,7 @@ def first_proposal(definition: SweepDefinition) -> RunConfig:
     """A run of a sampler's axes: of the first combination of values and interval bounds that is not excluded and can be
     built. Raises ValueError, of the first, if none can."""
 
-    def bounds(axis: Interval) -> tuple[float, float]:
-        return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
-
-    values = [bounds(axis) if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
+    values = [axis.bounds if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
     points = itertools.islice(itertools.product(*values), 10_000)
     cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
     first = next(cells)

@@ -105,6 +105,15 @@ def test_a_grid_leaves_out_what_breaks_a_constraint_and_says_so():
         Plan(sweep(constraints={"params_total": 10}))
 
 
+def test_a_range_in_which_one_shape_is_tuned_is_rebuilt_whole(tmp_path):
+    space, tune = {"n_layers": {"low": 1, "high": 3, "whole": True}}, {"at": {"n_layers": 2}, "lr": [0.005, 0.01, 0.02]}
+    definition = sweep(sampler="random", n_trials=5, space=space, tune=tune, tuning_seeds=[7], carry_regret=0.1)
+    study = work(tmp_path, definition)
+    assert {trial.params["n_layers"] for trial in study.trials} == {1, 2, 3}
+    forget_study(tmp_path)
+    assert len(work(tmp_path, definition).trials) == len(study.trials)
+
+
 def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path):
     axes = {"space": {"n_experts": [0, 4], "top_k": [2, 4], "lr": [0.01, 0.02]}, "only": {"top_k": {"n_experts": 4}}}
     axes |= {"zip": [{"seq_len": [32, 64], "n_layers": [1, 2]}], "exclude": [{"n_experts": 4, "lr": 0.02}]}
