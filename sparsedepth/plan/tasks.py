@@ -120,8 +120,13 @@ class Plan:
             config = cell_match.config
             _check_run(definition, config)
             self._built[digest(cell)] = config
-            if reason := excess_text(constraint_excess(definition, config), definition.constraints):
-                self.infeasible.append((cell, reason))
+            excess = constraint_excess(definition, config)
+            where = ""
+            if (tuned_as := cell_match.tuned_as) and is_allowed(definition, config):
+                excess = constraint_excess(definition, definition.first_run(tuned_as))
+                where = "at the shape of tuning "
+            if reason := excess_text(excess, definition.constraints):
+                self.infeasible.append((cell, where + reason))
             else:
                 self.matches.append(cell_match)
         if not self.matches:

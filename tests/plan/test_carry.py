@@ -9,6 +9,7 @@ import pytest
 from support.made_up_runs import make_run
 
 from sparsedepth.cli.calls import plan as plan_call
+from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import cells_of, read_runs
@@ -158,6 +159,16 @@ def test_what_cannot_be_carried_is_refused_with_a_fix(changes, told):
 def test_a_measured_regret_opens_what_has_no_rule():
     base = {name: value for name, value in BASE.items() if name not in ("parametrisation", "base_width", "base_depth")}
     assert Plan(definition(base=base, carry_regret=0.01)).expected == 6 * 2 + 4 * 3
+
+
+def test_what_cannot_be_tuned_at_the_shape_is_left_out_and_not_run_untuned():
+    """8 layers have more parameters than 2 and 4, but values are chosen there."""
+    most = cost(definition().first_run({"n_layers": 4})).params_total
+    fields = {"space": {"n_layers": [8, 2, 4]}, "variants": [{}], "constraints": {"params_total": most}}
+    with pytest.raises(ValueError, match="no cell to run: params_total is"):
+        Plan(definition(**fields, tune={"at": {"n_layers": 8}, "lr": RATES}))
+    plan = Plan(definition(**fields))
+    assert [one.cell["n_layers"] for one in plan.matches] == [2, 4]
 
 
 def test_a_scale_that_replaces_tune_replaces_its_shape():
