@@ -290,6 +290,7 @@ class SweepDefinition(Tuned):
         values = self.model_dump(mode="json", exclude_unset=True)
         own = {name: value for name, value in changes.items() if name in SweepDefinition.model_fields}
         base = {name: value for name, value in changes.items() if name not in own}
+        values |= {"tune_at": {}, "carry_regret": None} if "tune" in own else {}  # they are parts of what is replaced
         return build(SweepDefinition, {**values, **own, "base": {**self.base, **base}}, "--set")
 
     def first_run(self, cell: Fields) -> RunConfig:

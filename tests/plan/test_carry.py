@@ -176,3 +176,6 @@ def test_a_scale_that_replaces_tune_replaces_its_shape():
     asked = definition(scales=scales, carry_regret=0.01)
     assert asked.scaled("everywhere").tune_at == {} and Plan(asked.scaled("everywhere")).expected == 4 * 6 + 4 * 3
     assert asked.scaled("elsewhere").tune_at == {"n_layers": 1} and asked.scaled("elsewhere").carry_regret == 0.01
+    everywhere = asked.with_changes({"tune": {"lr": RATES}})
+    assert everywhere.tune_at == {} and Plan(everywhere).expected == 4 * 6 + 4 * 3
+    assert asked.with_changes({"tune": {"at": {"n_layers": 4}, "lr": RATES}}).tune_at == {"n_layers": 4}
