@@ -108,7 +108,7 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
         fix = "choose another --out"
         if before.name == definition.name:
             keys = sorted({*before.base, *definition.base})
-            fields = ", ".join(key for key in keys if before.base.get(key) != definition.base.get(key))
+            fields = ", ".join(key for key in keys if before.base.get(key, ...) != definition.base.get(key, ...))
             reason = f"base differs in {fields}"
             fix = f"keep its base and vary {fields} under 'space', or {fix}"
         raise ValueError(

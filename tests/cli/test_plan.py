@@ -78,6 +78,11 @@ def test_the_folder_of_another_sweep_is_refused_as_sweep_refuses_it(tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**content, "name": "other"}))
     _, err = sparsedepth("plan", path, "--out", tmp_path, code=2)
     assert "holds another sweep ('other'), not 'tiny'; choose another --out (best" in err
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump({**content, "base": {**content["base"], "jacobian_probes": None}})
+    )
+    with pytest.raises(ValueError, match="base differs in jacobian_probes"):  # null is a value
+        plan(path, out=tmp_path)
     plan(write(tmp_path, BASE), out=tmp_path)
 
 
