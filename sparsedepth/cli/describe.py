@@ -59,6 +59,8 @@ def init(
     if ladder is not None and (kind != "sweep" or like):
         fix = "leave out --like" if like else f"write `init sweep FILE --ladder {ladder}`"
         raise ValueError(f"--ladder {ladder} is for a sweep of its own; {fix}")
+    if corpus is not None and like:
+        raise ValueError(f"--corpus {corpus!r} does not change the example {like!r}; leave it out, and edit the copy")
     text = example(kind, like) if like else template("ladder" if ladder else kind, shown)
     if ladder is not None:
         from sparsedepth.plan.dial import ladder_definition

@@ -86,6 +86,8 @@ def test_init_takes_a_text_of_ones_own(tmp_path, capsys):
         init("sweep", tmp_path / "other.yaml", corpus=str(tmp_path / "gone.txt"))
     with pytest.raises(ValueError, match="for a sweep or a run"):
         init("import", tmp_path / "map.yaml", corpus="stdlib")
+    with pytest.raises(ValueError, match="does not change the example 'text_flops'; leave it out, and edit the copy"):
+        init("sweep", tmp_path / "like.yaml", corpus="stdlib", like="text_flops")
 
 
 @pytest.mark.slow
