@@ -18,7 +18,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
-from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
+from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_trunks, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 from sparsedepth.words.price import array_lines, price_line
 from sparsedepth.words.progress import header_text
@@ -91,7 +91,7 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> ArrayPlan:
     """The array for the remaining runs. Raises ValueError as `check`."""
     existing = results if results and results.exists() else None
     expected = plan.expected_runs()
-    runs, done = remaining_and_complete(plan, existing, options.max_attempts) if existing else (expected, [])
+    runs, done = remaining_and_trunks(plan, existing, options.max_attempts) if existing else (expected, [])
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
     partition = check(options, results, tasks)

@@ -137,9 +137,9 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
 def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that have not ended; None if there are none."""
     from sparsedepth.plan.price import price_of
-    from sparsedepth.sweep.status import remaining_and_complete
+    from sparsedepth.sweep.status import remaining_and_trunks
 
-    runs, done = remaining_and_complete(plan, results)
+    runs, done = remaining_and_trunks(plan, results)
     return price_of(runs, setup, plan.bound, done) if runs else None
 
 

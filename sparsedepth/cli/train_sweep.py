@@ -217,7 +217,7 @@ def work(
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.results_folder import FAILED, read_attempts
-    from sparsedepth.sweep.status import remaining_and_complete
+    from sparsedepth.sweep.status import remaining_and_trunks
     from sparsedepth.sweep.storage import hide_url
 
     if given.storage:
@@ -227,7 +227,7 @@ def work(
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
     may_leave = leave_when_idle and not definition.adaptive
     max_attempts = max_attempts or read_attempts(folder)
-    if may_leave and not remaining_and_complete(Plan(definition), folder, max_attempts)[0]:
+    if may_leave and not remaining_and_trunks(Plan(definition), folder, max_attempts)[0]:
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 

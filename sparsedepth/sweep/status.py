@@ -15,7 +15,7 @@ from sparsedepth.config.sweep import SweepDefinition, readable_definition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.run.lease import is_held
-from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
+from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours, trunk_folder
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import columns_for, usable_form
@@ -72,18 +72,19 @@ def state_of(index: ResultsIndex, run_id: str, config: RunConfig | None = None) 
     return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
-def remaining_and_complete(
+def remaining_and_trunks(
     plan: Plan, results: Path, max_attempts: int | None = None
 ) -> tuple[list[RunConfig], list[RunConfig]]:
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result, and the complete
-    ones; of an adaptive sampler none, whose proposals are unknown."""
+    ones whose trunk is still there for others; of an adaptive sampler none, whose proposals are unknown."""
     index = ResultsIndex(results, plan.definition, max_attempts)
     if plan.definition.adaptive:  # so runs that have ended are only counted
         ended = run_ids(results, "runs") | set(filter(index.end, run_ids(results, "work")))
         return plan.expected_runs()[len(ended) :], []
     runs = plan.expected_runs(index.loss_of)
     remaining = [run for run in runs if index.loss_of(run.run_id) is None]
-    return remaining, [run for run in runs if index.is_complete(run.run_id)]
+    with_trunk = (run for run in runs if (trunk := trunk_folder(results, run)) and trunk.is_dir())
+    return remaining, [run for run in with_trunk if index.is_complete(run.run_id)]
 
 
 def scan(index: ResultsIndex, planned: Mapping[str, RunConfig] | None = None) -> list[RunState]:

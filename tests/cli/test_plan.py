@@ -18,8 +18,9 @@ from sparsedepth.files import MARKER
 from sparsedepth.plan.estimate import FITS
 from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.status import remaining_and_complete
+from sparsedepth.run.scratch import Scratch, trunk_folder
+from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.status import remaining_and_trunks
 from sparsedepth.words.plain_text import duration
 from sparsedepth.words.sweep import plan_notes
 
@@ -151,12 +152,12 @@ def test_workers_are_of_each_gpu(tmp_path, capsys):
 def test_what_is_left_is_priced(tmp_path, capsys):
     path = definition(tmp_path)
     sweep, results = sweep_definition(path), tmp_path / "out"
-    runs = remaining_and_complete(Plan(sweep), results)[0]
+    runs = remaining_and_trunks(Plan(sweep), results)[0]
     assert len(runs) == 4
     for config in runs[:3]:
         make_run(results, config, {"outcome": "ok", "val_loss": 2.0})
     assert (results / "runs" / runs[0].run_id / MARKER).exists()
-    assert [run.run_id for run in remaining_and_complete(Plan(sweep), results)[0]] == [runs[3].run_id]
+    assert [run.run_id for run in remaining_and_trunks(Plan(sweep), results)[0]] == [runs[3].run_id]
     plan(path, on="h100", out=results)
     out = capsys.readouterr().out
     assert "total: 4 runs" in out and "remaining: 1 run," in out
@@ -165,13 +166,27 @@ def test_what_is_left_is_priced(tmp_path, capsys):
     assert f"remaining: nothing; every run in {results}" in capsys.readouterr().out
 
 
+def test_a_longer_run_is_priced_whole_once_its_trunk_is_gone(tmp_path):
+    """A finished sweep has deleted it; one that was stopped has not."""
+    fields = {"base": {"schedule": "wsd", "warmup_tokens": 128}, "matched": "params_total", "seeds": [0]}
+    path = definition(tmp_path, **fields, space={"n_layers": [2], "train_tokens": [128 * 30, 128 * 60]})
+    sweep, results = sweep_definition(path), tmp_path / "out"
+    claim(results, sweep)
+    long, short = remaining_and_trunks(Plan(sweep), results)[0]
+    make_run(results, short, {"val_loss": 2.0})
+    assert calls.plan(path, out=results).priced.remaining.tokens == long.train_tokens
+    trunk_folder(results, long).mkdir(parents=True)
+    shared = short.stable_steps * short.batch_tokens
+    assert calls.plan(path, out=results).priced.remaining.tokens == long.train_tokens - shared
+
+
 def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
     """The lowest of three learning rates is best: two runs at a lower one, and two results where tuning will end."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     sweep, results = sweep_definition(definition(tmp_path, **fields)), tmp_path / "out"
-    for config in remaining_and_complete(Plan(sweep), results)[0][:6]:
+    for config in remaining_and_trunks(Plan(sweep), results)[0][:6]:
         make_run(results, config, {"val_loss": config.lr})
-    left = remaining_and_complete(Plan(sweep), results)[0]
+    left = remaining_and_trunks(Plan(sweep), results)[0]
     assert [(run.lr, run.seed) for run in left[:2]] == [(0.0005, 7), (0.0005, 8)]
     assert [run.seed for run in left[2:]] == [0, 1]
 
@@ -185,14 +200,14 @@ def test_a_task_has_no_text_on_disk(tmp_path, capsys):
 def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path, capsys):
     searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
     sweep = sweep_definition(definition(tmp_path, **searched))
-    runs = remaining_and_complete(Plan(sweep), tmp_path / "out")[0]
+    runs = remaining_and_trunks(Plan(sweep), tmp_path / "out")[0]
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
-    assert len(remaining_and_complete(Plan(sweep), tmp_path / "out")[0]) == 5
+    assert len(remaining_and_trunks(Plan(sweep), tmp_path / "out")[0]) == 5
     scratch = Scratch(tmp_path / "out", runs[1].run_id)
     scratch.folder.mkdir(parents=True)
     scratch.set_infeasible("too large")
-    assert len(remaining_and_complete(Plan(sweep), tmp_path / "out")[0]) == 4
+    assert len(remaining_and_trunks(Plan(sweep), tmp_path / "out")[0]) == 4
     plan(tmp_path / "tiny.yaml", out=tmp_path / "out")
     assert "remaining: at most 4 runs," in capsys.readouterr().out
 

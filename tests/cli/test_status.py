@@ -29,7 +29,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Progress as RunProgress, Scratch
 from sparsedepth.sweep.results_folder import ResultsIndex
-from sparsedepth.sweep.status import RunState, remaining_and_complete, scan
+from sparsedepth.sweep.status import RunState, remaining_and_trunks, scan
 from sparsedepth.train.loop import divergence
 from sparsedepth.words.progress import time_text
 
@@ -321,7 +321,7 @@ def test_results_at_a_value_that_tuning_is_yet_to_confirm_are_of_the_definition(
             make_run(results, sweep.run_config({"n_layers": 2, "lr": lr}, seed), {"val_loss": 1000 * lr + seed})
     out, _ = sparsedepth("status", results)
     assert "6 complete" in out and "2 planned" in out and "other complete runs" not in out
-    assert len(remaining_and_complete(Plan(sweep), results)[0]) == 2
+    assert len(remaining_and_trunks(Plan(sweep), results)[0]) == 2
 
 
 def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):

@@ -6,7 +6,7 @@ from support.tiny_sweep import known_runs
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.results_folder import ResultsIndex, prepare, write_attempts
-from sparsedepth.sweep.status import forget_failures, remaining_and_complete, scan, state_of
+from sparsedepth.sweep.status import forget_failures, remaining_and_trunks, scan, state_of
 
 
 def _scratch(results, run_id="0123456789ab"):
@@ -62,10 +62,10 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     first = known_runs(plan, tmp_path)[0]
     scratch = _scratch(tmp_path, first.run_id)
     scratch.add_failure("out of luck")
-    assert first in remaining_and_complete(plan, tmp_path)[0]
-    assert first not in remaining_and_complete(Plan(tuned), tmp_path, max_attempts=1)[0]
+    assert first in remaining_and_trunks(plan, tmp_path)[0]
+    assert first not in remaining_and_trunks(Plan(tuned), tmp_path, max_attempts=1)[0]
     assert {state.run_id: state.state for state in scan(ResultsIndex(tmp_path, tuned))}[first.run_id] == "interrupted"
     scratch.add_failure("out of luck")
-    assert first not in remaining_and_complete(plan, tmp_path)[0]
+    assert first not in remaining_and_trunks(plan, tmp_path)[0]
     forget_failures(tmp_path, tuned, 2)
-    assert first in remaining_and_complete(plan, tmp_path)[0] and not scratch.recorded().failures
+    assert first in remaining_and_trunks(plan, tmp_path)[0] and not scratch.recorded().failures
