@@ -167,17 +167,15 @@ class SweepDefinition(Tuned):
                 raise ValueError(f"tune.at.{name}: at is a shape, such as {{n_layers: 12, d_model: 64}}; leave it out")
         if (self.tune_at or self.carry_regret) and not (self.tune and self.tune_at):
             raise ValueError("tune.at, and with it carry_regret, need values: tune: {at: {n_layers: 12}, lr: [...]}")
-        if self.tune and not self.tuning_seeds:
-            raise ValueError(
-                f"tune.{commas(self.tune)} needs several seeds that are not in seeds={self.seeds}: tuning_seeds: "
-                "[101, 102, 103]"
-            )
         results = self.result_seeds  # read even where nothing is tuned: that checks it
+        others = f"tuning_seeds: {[max(100, *results) + number for number in (1, 2, 3)]}"
+        if self.tune and not self.tuning_seeds:
+            raise ValueError(f"tune.{commas(self.tune)} needs several seeds that are not in seeds={results}: {others}")
         shared = [seed for seed in self.tuning_seeds if seed in results]
         if shared and not self.reuse_tuning_seeds:
             raise ValueError(
                 f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, "
-                "which biases them in favour of tuned values; name others (tuning_seeds: [101, 102, 103]), "
+                f"which biases them in favour of tuned values; name others ({others}), "
                 "or set reuse_tuning_seeds: true"
             )
 

@@ -305,6 +305,10 @@ def test_tuning_seeds_are_counted_from_101_and_shared_only_by_name():
     tuned = {"space": {"n_layers": [2]}, "tune": {"lr": [1.0, 2.0, 4.0]}}
     assert sweep(**tuned, tuning_seeds=3).tuning_seeds == [101, 102, 103]
     assert sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True).tuning_seeds == [0]
+    for wrong in ({}, {"tuning_seeds": 3}):  # the seeds that are advised may be taken
+        with pytest.raises(ValueError, match=r"tuning_seeds: \[106, 107, 108\]"):
+            sweep(**tuned, **wrong, seeds=[101, 105])
+    assert sweep(**tuned, tuning_seeds=[106, 107, 108], seeds=[101, 105]).seeds == [101, 105]
 
 
 def test_a_folder_of_before_tuning_had_seeds_was_tuned_with_its_first(tmp_path):
