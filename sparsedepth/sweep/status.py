@@ -26,7 +26,9 @@ from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndState, ResultsIndex, run_ids
 from sparsedepth.words.degeneracy import caution
 from sparsedepth.words.differences import setting_label
+from sparsedepth.words.plain_text import commas
 from sparsedepth.words.runs import version_text
+from sparsedepth.words.values import assignment
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -266,12 +268,16 @@ def _best(of: _FolderRows, states: list[RunState], planned: Sequence[RunConfig])
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[of.objective] for other in of.results(replicates) or replicates]
     others = {*rows} - {state.run_id for state in states}
-    setting = setting_label(_settings(rows, of.definition, planned), {name: row[name] for name in CELL_FIELDS})
+    knobs = {name: row[name] for name in CELL_FIELDS}
+    if of.definition.is_search:  # has no baseline
+        named = [assignment(name, knobs[name]) for name in of.definition.varied if name != "n_layers"]
+    else:
+        named = [setting_label(_settings(rows, of.definition, planned), knobs)]
     return BestRun(
         objective=of.objective,
         value=row[of.objective],
         run_id=run_id,
-        label=f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}",
+        label=commas([f"n_layers={row['n_layers']}", *named, f"seed {row['seed']}"]),
         mean=fmean(values),
         n_seeds=len(values),
         is_of_tuning=not results,

@@ -105,6 +105,15 @@ def test_a_grid_leaves_out_what_breaks_a_constraint_and_says_so():
         Plan(sweep(constraints={"params_total": 10}))
 
 
+def test_the_best_run_of_a_search_is_named_by_what_was_searched(tmp_path):
+    definition = sweep(sampler="random", n_trials=4, space=SPACE)
+    claim(tmp_path, definition)
+    work(tmp_path, definition)
+    best = sweep_summary(tmp_path).best
+    run = run_record.read_run(tmp_path / "runs" / best.run_id).config
+    assert best.label == f"n_layers={run.n_layers}, lr={run.lr:.6g}, seed 0"
+
+
 def test_a_range_in_which_one_shape_is_tuned_is_rebuilt_whole(tmp_path):
     space, tune = {"n_layers": {"low": 1, "high": 3, "whole": True}}, {"at": {"n_layers": 2}, "lr": [0.005, 0.01, 0.02]}
     definition = sweep(sampler="random", n_trials=5, space=space, tune=tune, tuning_seeds=[7], carry_regret=0.1)
