@@ -20,8 +20,11 @@ class Tuned(Section):
         tune = values.get("tune") if isinstance(values, dict) else None
         if not isinstance(tune, dict) or "at" not in tune:
             return values
+        at = tune["at"]
+        if not isinstance(at, dict) or not all(isinstance(value, Value) for value in at.values()):
+            raise ValueError(f"tune.at={at} must be one shape, such as {{n_layers: 12, d_model: 64}}")
         grids = {name: grid for name, grid in tune.items() if name != "at"}
-        return {**values, "tune": grids, "tune_at": tune["at"]}
+        return {**values, "tune": grids, "tune_at": at}
 
 
 class Scale(Tuned):

@@ -147,6 +147,8 @@ def test_the_measured_regret_widens_every_interval_of_carried_runs(tmp_path):
         ({"tune": {"at": {"weight_decay": 0.2}, "lr": RATES}}, r"tune\.at\.weight_decay: at is a shape"),
         ({"tune": {"at": {"preset": "llama-60m"}, "lr": RATES}}, r"tune\.at\.preset: at is a shape"),
         ({"tune": {"at": {"n_layers": 2, "d_ff": None}, "lr": RATES}}, r"tune\.at\.d_ff: at is a shape"),
+        ({"tune": {"at": {"n_layers": [2, 4]}, "lr": RATES}}, r"tune\.at={'n_layers': \[2, 4\]} must be one shape"),
+        ({"tune": {"at": [2], "lr": RATES}}, r"tune\.at=\[2\] must be one shape, such as {n_layers: 12, d_model: 64}"),
         ({"tune": {"at": {"n_layers": 2}}}, r"tune\.at, and with it carry_regret, need values"),
         ({"tune": {"lr": RATES}, "carry_regret": 0.01}, r"tune\.at, and with it carry_regret, need values"),
     ],
