@@ -247,7 +247,7 @@ def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
         def mean(*means: np.ndarray, of_layer: Any = statistic) -> np.ndarray:
             return np.mean([of_layer(layer_mean) for layer_mean in means], axis=0)
 
-        by_layer = {layer: finite(statistic(each.mean(0))) for layer, each in zip(layers, values, strict=True)}
+        by_layer = {layer: finite(float(statistic(each.mean(0)))) for layer, each in zip(layers, values, strict=True)}
         every = range(1, probed.n_layers + 1)
         rows.add_profile(name, [*map(by_layer.get, every)], estimate(mean, *values), context.n_tokens)
 

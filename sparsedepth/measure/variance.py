@@ -114,7 +114,8 @@ def add_participation_rows(context: MeasureContext, rows: Measurements) -> None:
     share_SD = np.stack([ratio(energy_D, energy_D.sum()) for energy_D in spectra])
     # Of constant states only rounding errors are left; of those that are not finite no square is known.
     squares_S = np.array([mean_XX.diagonal()[1:].sum().item() for mean_XX in moments])
-    share_SD[~([energy_D.sum() for energy_D in spectra] > 1e-12 * squares_S)] = np.nan
+    is_known_S = np.array([energy_D.sum() for energy_D in spectra]) > 1e-12 * squares_S
+    share_SD[~is_known_S] = np.nan
     ratios, ranks = finites(1 / (share_SD**2).sum(1)), finites(np.exp(entr(share_SD).sum(1)))
     n_states = probed.n_layers + 1
     of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}

@@ -200,8 +200,10 @@ def marks_of(page: Figure) -> Marks:
     """Of the panels with an attribute `marks`, a frame: x, y, group, text, and kind and runs where there are any."""
     found = [pd.DataFrame(columns=["x", "y", "group", "kind", "text", "runs"])]
     n_left_out = 0
-    for axis in (axis for axis in page.axes if hasattr(axis, "marks")):
-        rows = axis.marks.dropna(subset=["x", "y"])
+    for axis in page.axes:
+        if (marks := getattr(axis, "marks", None)) is None:
+            continue
+        rows = marks.dropna(subset=["x", "y"])
         shown = rows.iloc[:: -(-len(rows) // MOST_MARKS) or 1]
         at = axis.transData.transform(shown[["x", "y"]].to_numpy(float))
         low, high = axis.bbox.padded(PAD).get_points()  # beyond it another panel's points would seem to be

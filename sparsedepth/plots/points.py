@@ -112,7 +112,7 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
     """The runs, or configurations, that have both: the colour is the depth, the shape what they changed."""
     colours, markers = depth_colours(rows["n_layers"]), kind_markers(rows["kind"])
     shown = rows.dropna(subset=[x, y])
-    for (kind, depth), own in shown.groupby(["kind", "n_layers"])[[x, y]]:
+    for (kind, depth), own in shown.groupby(["kind", "n_layers"])[[x, y]]:  # ty: ignore[not-iterable]
         gid = mark_id(counted(depth, "layer"), str(kind))
         look |= {"marker": markers[str(kind)], "color": colours[depth], "gid": gid}
         axis.scatter(own[x], own[y], edgecolor="white", linewidth=0.3, **look)

@@ -94,9 +94,10 @@ class ProbedHfModel(ProbedModule):
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         normed = _BaseOutput(last_hidden_state=self.final_norm(x_BTD))
-        weights = [weight.float() for weight in (self.head.weight, self.head.bias) if weight is not None]
-        head = replaced_forward([self.head], lambda x_BTD: nn.functional.linear(x_BTD.float(), *weights))
-        with head, replaced_forward([self._base], lambda *_, **__: normed):
+        head: Any = self.head
+        weight_VD, bias_V = head.weight.float(), None if head.bias is None else head.bias.float()
+        in_fp32 = replaced_forward([head], lambda x_BTD: nn.functional.linear(x_BTD.float(), weight_VD, bias_V))
+        with in_fp32, replaced_forward([self._base], lambda *_, **__: normed):
             return self.model(inputs_embeds=x_BTD, return_dict=True).logits
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
