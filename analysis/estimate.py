@@ -21,10 +21,6 @@ class Estimate:
     error: float | None = None
     df: float | None = None
 
-    def covers(self, value: float) -> bool:
-        """Whether there is an interval and the value lies in it."""
-        return self.lo is not None and self.hi is not None and self.lo <= value <= self.hi
-
     def __str__(self) -> str:
         if self.mean is None:
             return "no value"
