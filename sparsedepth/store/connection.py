@@ -10,7 +10,7 @@ import re
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, product
@@ -233,6 +233,20 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 _PLACES = pa.schema([("folder", pa.string()), (SOURCE.name, pa.string())])
 
 
+def _runs_of(part: Part, runs: pa.Table, copies: Collection[str]) -> pa.Table:
+    """The rows of `runs` of a part but for these copies, with its root: it is the `source`, and joined to `folder`,
+    which is '.' for a run as root."""
+    if copies:
+        is_own_N = [run_id not in copies for run_id in runs["run_id"].to_pylist()]
+        runs = runs.filter(pa.array(is_own_N))  # slow to start, and rare
+    root = utf8(str(part.root))
+    inside_N = [root if folder == "." else f"{root}/{folder}" for folder in runs["folder"].to_pylist()]
+    places = rows_table([{"folder": inside, SOURCE.name: root} for inside in inside_N], _PLACES)
+    runs = runs.drop_columns([*MARKER_COLUMNS])
+    runs = runs.set_column(runs.schema.get_field_index("folder"), "folder", places["folder"])
+    return runs.append_column(SOURCE.name, places[SOURCE.name])
+
+
 def _make_views(
     connection: duckdb.DuckDBPyConnection, parts: Sequence[Part], damaged: list[DamagedRun] | None
 ) -> dict[str, LazyTable]:
@@ -249,16 +263,8 @@ def _make_views(
         if run_ids and copies == run_ids:
             continue
         loaded = load(part, damaged)
-        runs = pa.concat_tables([rows.runs for rows in loaded]).drop_columns([*MARKER_COLUMNS])
-        run_ids_N = runs["run_id"].to_pylist()
-        seen.update(run_ids_N)
-        if copies:
-            runs = runs.filter(pa.array([run_id not in copies for run_id in run_ids_N]))  # slow to start, and rare
-        root = utf8(str(part.root))  # the `source`, joined to `folder`, which is '.' for a run as root
-        inside_N = [root if folder == "." else f"{root}/{folder}" for folder in runs["folder"].to_pylist()]
-        places = rows_table([{"folder": inside, SOURCE.name: root} for inside in inside_N], _PLACES)
-        runs = runs.set_column(runs.schema.get_field_index("folder"), "folder", places["folder"])
-        runs_of_parts.append(runs.append_column(SOURCE.name, places[SOURCE.name]))
+        runs_of_parts.append(_runs_of(part, pa.concat_tables([rows.runs for rows in loaded]), copies))
+        seen.update(runs_of_parts[-1]["run_id"].to_pylist())
         for rows, table in product(loaded, TABLES):
             name, found = f"{table}_{len(selects[table])}", rows.tables[table]
             if not isinstance(found, pa.Table):
