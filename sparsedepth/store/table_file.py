@@ -17,6 +17,7 @@ import io
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -85,7 +86,7 @@ class Texts:
 def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
     """The columns of a table that `choose` takes. Raises ValueError, one line, also for what that raises."""
     if path.suffix.lower() not in SUFFIXES:
-        folder = f"; of a results folder: sparsedepth effects {path}" if path.is_dir() else ""
+        folder = f"; of a results folder: sparsedepth effects {shlex.quote(str(path))}" if path.is_dir() else ""
         raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}{folder}")
     if not path.exists():
         raise ValueError(f"{str(path)!r} does not exist; name a table")

@@ -158,7 +158,7 @@ def no_interval(own: int, other: int, common: int, where: str = "") -> str:
     if not common:
         return f"the setting and the baseline have no seed in common{where}"
     if common == 1:
-        or_budgets = "" if where else "; of runs at three budgets effects --as speedup has one"
+        or_budgets = "" if where else ", or three budgets (effects --as speedup)"
         return f"only one seed in common{where}: an interval needs two{or_budgets}"
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 
@@ -193,7 +193,8 @@ def budget_text(cells: "Cells") -> str:
     """Which of several budgets the cells are of, or mix, and what was left out; '' where equal runs are compared."""
     n_left_out = len(cells.other_scoring)
     parts = {
-        "several train_tokens were run: effects at that of most settings (--as speedup has all)": cells.is_one_budget,
+        "several train_tokens were run: effects at that of most settings "
+        "(effects --as speedup has all)": cells.is_one_budget,
         "runs of a setting differ in train_flops, and are averaged, as they have no train_tokens: import train_tokens, "
         "or one budget (map key where)": cells.mixes_budgets,
         f"{counted(n_left_out, 'run')} scored in another way than most are left out": n_left_out,

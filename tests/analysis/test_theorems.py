@@ -75,7 +75,9 @@ def test_heads_that_differ_average_out_and_copies_of_one_do_not():
 
     (_, verdict, slope), (_, grouped, of_groups) = found(theorems.by_heads, decoder(copies, **fields), tokens)
     assert verdict == "does not hold" and slope.mean == pytest.approx(0, abs=1e-4)
-    assert of_groups.mean == pytest.approx(0, abs=1e-4) and (of_groups.lo <= 0 <= of_groups.hi) == (grouped != "does not hold")
+    assert of_groups.mean == pytest.approx(0, abs=1e-4) and (of_groups.lo <= 0 <= of_groups.hi) == (
+        grouped != "does not hold"
+    )
 
 
 def test_experts_that_differ_average_out_and_copies_of_one_do_not():

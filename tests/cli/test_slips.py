@@ -39,7 +39,7 @@ SLIPS = {
     "misspelt column": (asked("val_los < 9"), '"val_loss"', asked("val_loss < 9")),
     "no such folder": (
         ("best", f"{RESULTS[:-1]}"),
-        "quickstar' does not exist; did you mean 'quickstart'?",
+        f"quickstar' does not exist; did you mean '{RESULTS}'?",
         ("best", RESULTS),
     ),
     "axis without =": (

@@ -266,7 +266,7 @@ def test_no_common_seed_one_seed_and_equal_values():
     one = grid({**LNS, "seed": [0]}, noisy(lambda c: 3.0), n_layers=4)
     assert (
         row(frame(one), question="setting")["reason"]
-        == "only one seed in common: an interval needs two; of runs at three budgets effects --as speedup has one"
+        == "only one seed in common: an interval needs two, or three budgets (effects --as speedup)"
     )
     equal = grid({**LNS, "seed": range(3)}, lambda c: {"val_loss": 3.0}, n_layers=4)
     assert row(frame(equal), question="setting")["reason"].startswith("the runs of different seeds have equal values")

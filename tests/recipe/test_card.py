@@ -99,8 +99,8 @@ def test_an_abstention_says_what_would_have_been_seen_and_what_hurts():
     assert "nothing tried was shown to help, 1 of 2 settings was shown to hurt; a gain" in sentence(worse)
     one_seed = derive_card(cells([({}, 3.0), (LNS, 3.1)], n_seeds=1))
     assert sentence(one_seed) == (
-        "At 12 layers no recommendation: only one seed in common: an interval needs two; of runs at three budgets "
-        "effects --as speedup has one."
+        "At 12 layers no recommendation: only one seed in common: an interval needs two, or three budgets "
+        "(effects --as speedup)."
     )
     assert recipe_table(one_seed).rows[0][0] == "no interval"
 

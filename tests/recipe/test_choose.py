@@ -307,8 +307,7 @@ def test_below_the_bigram_table_there_is_no_recipe():
 def test_it_abstains_with_a_reason():
     one_seed = derive(four()[four()["seed"] == 0])
     assert (
-        one_seed.abstained
-        == "only one seed in common: an interval needs two; of runs at three budgets effects --as speedup has one"
+        one_seed.abstained == "only one seed in common: an interval needs two, or three budgets (effects --as speedup)"
     )
     assert one_seed.config == RunConfig(weight_decay=0.0) and not one_seed.is_compared
     elsewhere = derive(four(), depth=24)

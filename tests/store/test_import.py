@@ -275,7 +275,7 @@ def test_what_a_table_does_not_say_is_neither_dropped_nor_filled_in(tmp_path):
     effects = settings_at(runs)
     assert [(row["estimate"], row["seeds"]) for row in effects] == [(pytest.approx(0.346574, abs=1e-6), 1)] * 2
     assert {row["reason"] for row in effects} == {
-        "only one seed in common: an interval needs two; of runs at three budgets effects --as speedup has one"
+        "only one seed in common: an interval needs two, or three budgets (effects --as speedup)"
     }
     recipe = derive(runs)
     assert (recipe.baseline_seeds, recipe.candidates[0].effect.lr_baseline) == (1, None)
