@@ -167,15 +167,16 @@ def _one_steepness(rows: Rows, tuned_C: np.ndarray, s2: float, df: float, n_grou
 
     mean_KGT = np.einsum("gtz,kgz->kgt", mean_GTZ[kept_G], side_KGZ[:, kept_G])
     best_KGC = -np.split(mean_KGT, 3, axis=-1)[1] / kappa_G[kept_G][:, None]
-    optima = partial(_optima, mean_KGT, precision_GTT[kept_G], kappa_G[kept_G], rows)
-    unit_K = np.sqrt(s2) * scale_K
-    values = partial(_values_of, optima, weight_KG, unit_K)
+    unit_K11 = np.sqrt(s2) * scale_K[:, None, None]
+
+    def values() -> Values:
+        return _in_units(_optima(mean_KGT, precision_GTT[kept_G], kappa_G[kept_G], rows), weight_KG, unit_K11)
+
     return Curves(values, np.einsum("kg,kgc->c", weight_KG, best_KGC), logsumexp(log_KG))
 
 
-def _values_of(optima_of: Callable[[], Optima], weight_KG: np.ndarray, unit_K: np.ndarray) -> Values:
-    """In units of the outcome, `unit_K` for each scale of the noise."""
-    optima, unit_K11 = optima_of(), unit_K[:, None, None]
+def _in_units(optima: Optima, weight_KG: np.ndarray, unit_K11: np.ndarray) -> Values:
+    """The values in units of the outcome, `unit_K11` for each scale of the noise."""
     n_cells = optima.value_KGC.shape[-1]
     gain_KGC = optima.gain_KGC * unit_K11
     over_grid = partial(np.einsum, "kg,kgc->c", weight_KG)

@@ -32,7 +32,7 @@ from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
 from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run
-from sparsedepth.words.plain_text import one_line, utf8
+from sparsedepth.words.plain_text import did_you_mean, one_line, utf8
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -210,12 +210,9 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     runs.append(stored_run(run_files(files_in(folder)), utf8(str(folder)[start:] or ".")))
         except OSError as error:
             if not root.exists():
-                from difflib import get_close_matches
-
-                near = get_close_matches(root.name, [path.name for path in root.parent.glob("*")], n=1)
-                meant = f"did you mean {str(root.parent / near[0])!r}?" if near else ""
-                told = f"the folder {str(root)!r} does not exist; "
-                told += meant or "name a results folder, as given to sweep --out"
+                there, within = (path.name for path in root.parent.glob("*")), str(root.parent / "x")[:-1]
+                near = did_you_mean(root.name, there, "name a results folder, as given to sweep --out", within)
+                told = f"the folder {str(root)!r} does not exist; {near}"
             elif root.is_file():
                 told = (
                     f"{str(root)!r} is a file, and results are a folder; `judge` gives the verdict on a table of runs, "

@@ -43,12 +43,12 @@ def sentence_of(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
-    """'did you mean ...?' with the nearest of `names`; `otherwise` if none is near."""
+def did_you_mean(name: str, names: Iterable[str], otherwise: str, within: str = "") -> str:
+    """'did you mean ...?' with the nearest of `names`, after what it is `within`; `otherwise` if none is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+    return f"did you mean {within + near[0]!r}?" if near else otherwise
 
 
 def one_line(error: BaseException) -> str:
