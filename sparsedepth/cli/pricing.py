@@ -116,7 +116,7 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
     from sparsedepth.data.sequences import open_source
     from sparsedepth.plan.forecast import forecast
 
-    runs = sorted(plan.expected_runs(), key=lambda run: -run.n_steps)
+    runs = sorted(plan.expected_runs(), key=lambda run: (-run.n_steps, -run.train_tokens))
     name = corpus_name(runs[0].corpus)
     if name.kind is not TEXT or name.origin == "hub" or len({(run.corpus, run.tokenizer) for run in runs}) > 1:
         return []
@@ -127,11 +127,14 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
         return []
     with TemporaryDirectory() as folder:
         config = runs[0].model_copy(update={"max_corpus_tokens": MOST_READ})
-        losses = losses_ahead(open_source(config, Path(folder)), config)
+        source = open_source(config, Path(folder))
+        losses, text = losses_ahead(source, config), source.facts
     unigram, bigram = losses["unigram_loss"], losses["bigram_loss"]
     if unigram is None or bigram is None:  # a batch of more tokens than are counted
         return []
-    return [forecast(run, unigram, bigram) for _, run in sorted({run.n_layers: run for run in runs}.items())]
+    share_read = min(1, (text["train"]["bytes"] + text["val"]["bytes"]) / max(1, size))
+    passes = runs[0].train_tokens / text["train"]["tokens"] * share_read
+    return [forecast(run, unigram, bigram, passes) for _, run in sorted({run.n_layers: run for run in runs}.items())]
 
 
 def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":

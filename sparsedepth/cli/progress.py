@@ -21,6 +21,7 @@ from sparsedepth.quantities.quantity import Row
 from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
+from sparsedepth.words.effects import all_diverged
 from sparsedepth.words.progress import complete_text, next_text, progress_lines, running_lines, share_text
 from sparsedepth.words.sweep import run_text
 
@@ -169,4 +170,6 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
             print(told)
             return
         ranking = best(store, definition.objective, top=20)
-    print(f"\n{heading(ranking)}\n{ranking_table(ranking)}\n{next_text(quote(str(out)), definition.is_search)}")
+    questions = next_text(quote(str(out)), definition.is_search)
+    then = f"\n{all_diverged(ranking.n_runs)}" if ranking.n_diverged == ranking.n_runs else questions
+    print(f"\n{heading(ranking)}\n{ranking_table(ranking)}\n{then}")

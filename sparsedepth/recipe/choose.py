@@ -31,7 +31,7 @@ from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows
 from sparsedepth.store.schema import plain
 from sparsedepth.store.subject import buildable, imported_among, is_imported, unstated
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.words.degeneracy import caution, weakness_text
+from sparsedepth.words.degeneracy import caution, stronger, weakness_text
 from sparsedepth.words.differences import baseline_text
 from sparsedepth.words.effects import budget_text, measured_nowhere, no_baseline
 from sparsedepth.words.recipe import domain_text, nothing_finished, nothing_recommended
@@ -174,7 +174,8 @@ def derive(
     )  # fmt: skip
     if not shown_at:
         n_tuning = len(found.runs) * found.results.empty
-        return _with(recipe, abstained=nothing_finished(n_tuning, len(runs) > len(found.runs) == 0))
+        n_diverged = len(runs) * (runs["outcome"] == "diverged").all()
+        return _with(recipe, abstained=nothing_finished(n_tuning, n_diverged, len(runs) > len(found.runs) == 0))
     if used[objective].isna().all():
         return _with(recipe, abstained=measured_nowhere(objective))
     if reason := found.why_no_baseline(shown_at[0]):
@@ -199,9 +200,9 @@ def _judged(found: Evidence, recipe: Recipe, scores: Sequence[Row]) -> Recipe:
         baseline_seeds=found.runs_of(BASELINE, nearest)["seed"].fillna(-1).nunique(),
         weakness=weakness_text(weak),
     )
-    if weak and weak.kind == "bigram":
+    if weak:
         more = max(tokens_needed(baseline), 2 * baseline.train_tokens)
-        return _with(recipe, abstained=f"train longer: about {more:,} tokens")
+        return _with(recipe, abstained=stronger(weak.kind, more))
     if degeneracy(recipe.objective, scores).is_degenerate:
         return _with(recipe, abstained=caution(usable_form(recipe.objective, scores)))
     if recipe.place != "inside" and len(recipe.shown_at) < 2:

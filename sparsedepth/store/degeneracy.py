@@ -3,6 +3,7 @@
 A score measures how much the blocks do: a measured column of `runs` of which more is better. It is degenerate in a run
 
     bigram, chance   worse than the bigram table of the text, or at chance level: the model uses no depth
+    overfit          the same, with a training loss below OVERFITS of that table, or of guessing
     loss             divided by a loss below SMALL_LOSS: it would count blocks as useful that nothing depends on
     block            one block carries more than LARGEST_SHARE of it: it says nothing about the others
     zero, start      0, or its interval contains 0, its value at initialisation (scores that start elsewhere, such as
@@ -34,7 +35,8 @@ SMALL_LOSS = 0.1
 """nat/token: there the published threshold of 10% is 0.01 nat/token, a fifth of needed_threshold."""
 AT_CHANCE = 0.02
 """A loss within this share of the loss of guessing is at chance."""
-LOSSES = ("val_loss", "bigram_loss", "chance_loss")
+OVERFITS = 0.9
+LOSSES = ("val_loss", "train_loss", "bigram_loss", "chance_loss")
 MOST = 0.5
 """Share of the runs."""
 
@@ -65,7 +67,7 @@ ABSOLUTE_ROWS: Mapping[str, str] = {"affine_loss_increase": "affine_loss_added"}
 RELATIVE_ROWS = {name for name, quantity in (BY_LAYER | BY_PAIR).items() if quantity.is_relative}
 """Metrics by layer or pair that are divided by the loss."""
 
-Weakness = Literal["bigram", "chance", "unknown"]
+Weakness = Literal["bigram", "chance", "overfit", "unknown"]
 """Why no score of a run is evidence about depth; unknown: it has no bigram_loss."""
 Unknown = Literal["bigram", "rows", "weight"]
 """What a check lacks: a bigram_loss, values by block, or a block with a weight above 0."""
@@ -74,7 +76,7 @@ Unknown = Literal["bigram", "rows", "weight"]
 class Reason(NamedTuple):
     """Why a score is degenerate in a run."""
 
-    kind: Literal["bigram", "chance", "loss", "block", "zero", "start", "constant"]
+    kind: Literal["bigram", "chance", "overfit", "loss", "block", "zero", "start", "constant"]
     value: float | None = None
     """Of the score where it is constant, else the limit."""
     n_layers: float | None = None
@@ -171,14 +173,16 @@ def unknown_in(score: str, run: Run) -> list[Unknown]:
 
 def weakness_of_run(run: Run) -> Weakness | None:
     """Why no score is evidence about depth; None where a bigram table knows less."""
-    loss, bigram, chance = _numbers(run, *LOSSES)
+    loss, train_loss, bigram, chance = _numbers(run, *LOSSES)
     guessing = _guessing(run)
     if loss is None:
         return "unknown"
-    if guessing is not None and loss >= (1 - AT_CHANCE) * guessing:
-        return "chance"
-    if bigram is not None and loss >= bigram:
-        return "bigram"
+    is_at_chance = guessing is not None and loss >= (1 - AT_CHANCE) * guessing
+    if is_at_chance or (bigram is not None and loss >= bigram):
+        table = min(each for each in (bigram, guessing) if each is not None)
+        if train_loss is not None and train_loss < OVERFITS * table:
+            return "overfit"
+        return "chance" if is_at_chance else "bigram"
     return "unknown" if bigram is None and chance is None else None
 
 
@@ -189,14 +193,14 @@ def _guessing(run: Run) -> float | None:
 
 
 class CommonWeakness(NamedTuple):
-    """The weakness of most finished runs, and the means of the most frequent kind: loss, and that of the table or of
-    chance."""
+    """Of the finished runs, most of which are weak: the most frequent kind, and the means of its runs."""
 
     kind: Weakness
-    n_weak: int
+    n_alike: int
     n_finished: int
     loss: float
     other: float
+    """The loss of the table, of guessing or, of runs that overfit, of training."""
 
 
 def common_weakness(runs: Iterable[Run]) -> CommonWeakness | None:
@@ -207,8 +211,9 @@ def common_weakness(runs: Iterable[Run]) -> CommonWeakness | None:
     ((kind, n),) = weak.most_common(1)
     having = [run for own, run in finished if own == kind]
     loss = sum(float(run["val_loss"]) for run in having) / n
-    other = sum((_guessing(run) or 0.0) if kind == "chance" else float(run["bigram_loss"]) for run in having) / n
-    return CommonWeakness(kind, weak.total(), len(finished), loss, other)
+    others = {"bigram": "bigram_loss", "overfit": "train_loss"}
+    other = sum(float(run[others[kind]]) if kind in others else _guessing(run) or 0.0 for run in having) / n
+    return CommonWeakness(kind, n, len(finished), loss, other)
 
 
 def reasons_of_run(run: Run) -> dict[Reason, list[str]]:

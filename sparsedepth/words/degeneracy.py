@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from sparsedepth.words.plain_text import commas
 
 if TYPE_CHECKING:
-    from sparsedepth.store.degeneracy import CommonWeakness, Degeneracy, LayerMetrics, Reason, UsableForm
+    from sparsedepth.store.degeneracy import CommonWeakness, Degeneracy, LayerMetrics, Reason, UsableForm, Weakness
 
 _REASONS = {
     "bigram": "the model is worse than a bigram table of the text",
     "chance": "the model is at chance",
+    "overfit": "the model overfits its training text",
     "loss": "it is relative to a loss below {value:g} nat/token",
     "block": "one block carries more than half of it",
     "start": "its interval contains 0, the value at initialisation",
@@ -67,14 +68,23 @@ def weakness_text(found: "CommonWeakness | None") -> str:
     if found is None:
         return ""
     return (
-        f"{_REASONS[found.kind]} ({found.n_weak} of {found.n_finished} runs; "
-        f"val_loss {found.loss:.4g} against {found.other:.4g} nat/token)"
+        f"{_REASONS[found.kind]} ({found.n_alike} of {found.n_finished} runs; val_loss {found.loss:.4g} against "
+        f"{'a train_loss of ' * (found.kind == 'overfit')}{found.other:.4g} nat/token)"
     )
+
+
+def stronger(kind: "Weakness", train_tokens: int) -> str:
+    """What makes a weak model evidence about depth."""
+    ways = {
+        "chance": f"train longer, for example {train_tokens:,} tokens, or with another lr",
+        "overfit": "use more text, or fewer train_tokens",
+    }
+    return ways.get(kind, f"train longer: about {train_tokens:,} tokens")
 
 
 def notes_on_run(reasons: "Mapping[Reason, list[str]]") -> list[str]:
     """Why scores of a finished run are degenerate; the reason of a weak model concerns all."""
-    weak = [reason for reason in reasons if reason.kind in ("bigram", "chance")]
+    weak = [reason for reason in reasons if reason.kind in ("bigram", "chance", "overfit")]
     others = {reason_text(reason): of for reason, of in reasons.items() if reason not in weak}
     return [
         *(f"{reason_text(reason)}, so no score of depth is evidence" for reason in weak),

@@ -136,6 +136,11 @@ def unmeasured(outcome: str) -> str:
     return f"{outcome} was measured in no run of this setting"
 
 
+def all_diverged(n_runs: int) -> str:
+    """Why a sweep has no answer, and what gives one."""
+    return f"all {counted(n_runs, 'complete run')} diverged: run them again with a lower lr"
+
+
 def measured_nowhere(outcome: str) -> str:
     """'val_loss was measured in no finished run (measure: loss)'."""
     measure = quantities.IN_RUNS[outcome].measure if outcome in quantities.IN_RUNS else ""
@@ -208,6 +213,8 @@ def nothing_text(cells: "Cells") -> str:
         return "no trained run has finished: there is no effect to show"
     if cells.settings is None:
         return f"only tuning runs are complete so far ({cells.n_tuning}): there is no result to compare"
+    if cells.rows["diverged"].all():
+        return all_diverged(len(cells.rows))
     if not cells.is_measured:
         return measured_nowhere(cells.outcome)
     left_out = budget_text(cells)

@@ -101,12 +101,13 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
     """The forecast of each depth against the tables of the text, beside what our own runs needed; none without one."""
     if not found:
         return []
-    unigram, bigram = found[0].unigram_loss, found[0].bigram_loss
+    longest = found[0]
+    unigram, bigram = longest.unigram_loss, longest.bigram_loss
     rows = (
         f"{row.n_layers} layers {row.low:.2f} to {row.high:.2f} ({row.tokens_per_param:.2g} tokens per parameter)"
         for row in found
     )
-    answers = "every depth will be below the bigram table, so the losses can answer"
+    answers = "every depth is forecast below the bigram table: at a lr that suits, its losses can answer"
     if unsure := [row for row in found if row.high >= bigram]:
         depths = listed([str(row.n_layers) for row in unsure])
         is_sure = all(row.low >= bigram for row in unsure)
@@ -114,10 +115,14 @@ def forecast_lines(found: Sequence["Forecast"]) -> list[str]:
             f"{'will' if is_sure else 'may'} not answer: {depths} layers {'stay' if is_sure else 'may stay'} above the "
             f"bigram table; train longer: about {unsure[-1].tokens_needed:,} tokens"
         )
+    if longest.is_learned_by_heart:
+        answers = "may not answer: so short a text is learned by heart; use more text, or fewer train_tokens"
+    reads = f"a run reads the text {longest.passes:.3g} times: new text would teach it more (2305.16264)"
     return [
         f"text: a bigram table (pairs of tokens) reaches {bigram:.2f} nat/token, a unigram table {unigram:.2f}",
         f"forecast of val_loss at a tuned lr: {commas(rows)}",
         "our runs on bytes beat their bigram table after 70 to 200 steps, at 0.1 to 4 tokens per parameter",
+        *[reads] * longest.is_repeated,
         answers,
     ]
 

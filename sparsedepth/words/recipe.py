@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsedepth.quantities.levels import POWER
-from sparsedepth.words.effects import interval_text, second_look_lines, setting_text, size_text, title, unit_text
+from sparsedepth.words.effects import (
+    all_diverged,
+    interval_text,
+    second_look_lines,
+    setting_text,
+    size_text,
+    title,
+    unit_text,
+)
 from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import commas, counted, listed, sentence_of, terminal_width, wrapped
 from sparsedepth.words.runs import layers_hint
@@ -304,8 +312,10 @@ def held_out_text(holdout: "Holdout", is_other: bool) -> str:
 # Why not, and where
 
 
-def nothing_finished(n_tuning: int, only_measured: bool) -> str:
+def nothing_finished(n_tuning: int, n_diverged: int, only_measured: bool) -> str:
     """Why a store without a result has no recipe."""
+    if n_diverged:
+        return all_diverged(n_diverged)
     if n_tuning:
         return f"only tuning runs are complete so far ({n_tuning})"
     return "no finished run" + ": models that were only measured, whose training choices are not known" * only_measured

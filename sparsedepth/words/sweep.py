@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.machine import Machine
 
+HIGH_LR = 0.5
+"""Ten times the highest that trained in our results."""
 MOST_LISTED = 7
 """Cells whose solved sizes are listed; the table of `plan` shows all."""
 
 
 def plan_notes(plan: "Plan") -> Iterator[str]:
-    """What to know before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
+    """What to know before the start: matched sizes, skipped cells, what has no effect, what will not answer."""
     definition = plan.definition
     drawn = len(plan.matches) + len(plan.infeasible)
     yield from matched_lines(plan)
@@ -41,12 +43,16 @@ def plan_notes(plan: "Plan") -> Iterator[str]:
             f"sampler={definition.sampler} draws its first {plan.n_random} proposals at random, so that n_trials="
             f"{n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
         )
+    if not definition.adaptive and all(len(one.seeds) < 2 for one in plan.matches):
+        yield "one seed: no difference has an interval, but for a ladder of three sizes or budgets; use 3 seeds"
     for name in definition.objectives:
         if quantities.rankable(name).is_relative:
             yield (
                 f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
                 "its absolute form is affine_loss_added (nat/token)"
             )
+    if (highest := max((run.lr for run in plan.expected_runs()), default=0)) > HIGH_LR:
+        yield f"lr={highest:g} is above {HIGH_LR:g}: such runs hardly ever train; our own used 0.001 to 0.05"
 
 
 def matched_lines(plan: "Plan") -> Iterator[str]:

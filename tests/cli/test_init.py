@@ -15,6 +15,7 @@ from sparsedepth.cli.pricing import forecasts
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.data.sequences import open_source
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.table_map import TableMap
 
@@ -76,6 +77,17 @@ def test_the_template_can_answer_and_the_former_one_could_not():
     for steps, can_answer in ((300, True), (32, False)):
         found = forecasts(Plan(definition.with_changes({"train_tokens": 1024 * steps, "matched": "steps"} | FREE)))
         assert [row.high < row.bigram_loss for row in found] == [can_answer] * 3
+
+
+def test_a_forecast_counts_how_often_a_run_reads_its_text(tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("\n\n".join(f"This is paragraph {i} of a short text." for i in range(1500)))
+    definition = build(SweepDefinition, parse_yaml(template("sweep", "mine.yaml"), "mine.yaml"), "mine.yaml")
+    plan = Plan(definition.with_changes({"corpus": str(text), "train_tokens": 2**20, "matched": "steps"} | FREE))
+    n_tokens = len(open_source(plan.expected_runs()[0], tmp_path / "tokens").corpus.train)
+    assert n_tokens < text.stat().st_size
+    for row in forecasts(plan):
+        assert row.passes == pytest.approx(2**20 / n_tokens, rel=0.01) and row.is_learned_by_heart
 
 
 def test_init_takes_a_text_of_ones_own(tmp_path, capsys):

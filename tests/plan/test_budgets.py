@@ -104,16 +104,17 @@ def test_sizes_on_the_way_need_not_be_ones_that_a_run_may_have():
 
 
 def test_the_residual_mismatch_is_stated():
-    definition = sweep(matched="flops", free="d_ff", space={"n_layers": [2], "seq_len": [32, 64]}, tolerance=0.05)
+    space = {"n_layers": [2], "seq_len": [32, 64]}
+    definition = sweep(seeds=2, matched="flops", free="d_ff", space=space, tolerance=0.05)
     found = Plan(definition)
     head, line = plan_notes(found)
     assert [head, line] == [*matched_lines(found)]
     assert head.startswith("matched in flops: sizes of 1 cell, largest mismatch ")
     assert line.startswith("  n_layers=2, seq_len=64: d_ff=")
-    assert not [*plan_notes(Plan(sweep()))]
+    assert not [*plan_notes(Plan(sweep(seeds=2)))]
     axes = {"n_layers": [2], "n_kv_heads": [4, 2, 1], "seq_len": [32, 64, 128]}
     (head,) = plan_notes(
-        Plan(sweep(matched="flops", free="d_ff", space=axes, tolerance=0.1, base={"batch_tokens": 256}))
+        Plan(sweep(seeds=2, matched="flops", free="d_ff", space=axes, tolerance=0.1, base={"batch_tokens": 256}))
     )
     assert head.startswith("matched in flops: sizes of 8 cells, ") and head.endswith("; the table has them")
 
@@ -122,7 +123,7 @@ def test_a_branch_is_no_matched_cell_of_its_own():
     """Its tokens are a share of its trunk's, so that the trunk's mismatch is not the branch's."""
     base = {"schedule": "wsd", "warmup_tokens": 1280, "train_tokens": 128 * 400}
     matched = {"matched": "flops", "across": "depth", "free": "train_tokens", "branch_at": [0.25, 0.5]}
-    found = Plan(sweep(**matched, space={"n_layers": [4, 2]}, base=base, tolerance=0.05))
+    found = Plan(sweep(seeds=2, **matched, space={"n_layers": [4, 2]}, base=base, tolerance=0.05))
     assert [one.free for one in found.matches] == [None] * 5 + ["train_tokens"]
     _, note = plan_notes(found)
     assert "n_layers=2: train_tokens=" in note
@@ -144,6 +145,13 @@ def test_a_branch_of_whole_steps_matches_that_of_the_first_cell_or_is_refused():
     assert max(abs(one.ratio - 1) for one in found(64)) < 0.01
     (branch, _) = found(100, matched="tokens", across=None, free=None, branch_at=[0.07], space={})
     assert branch.config.n_steps == 7
+
+
+def test_what_cannot_answer_is_noted_before_it_runs():
+    one_seed, high = plan_notes(Plan(sweep(seeds=1, space={"lr": [4.0e-3, 4.0e3]})))
+    assert one_seed.startswith("one seed: no difference has an interval") and one_seed.endswith("use 3 seeds")
+    assert high.startswith("lr=4000 is above 0.5")
+    assert not [*plan_notes(Plan(sweep(seeds=2, space={"lr": [4.0e-3, 0.5]})))]
 
 
 def test_an_objective_that_is_relative_to_the_loss_is_noted_with_its_absolute_form():

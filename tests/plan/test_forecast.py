@@ -27,7 +27,7 @@ def test_our_own_runs_lie_in_their_forecast(name):
     inside = []
     for row in rows:
         unigram, bigram, loss = (row.pop(key) for key in ("unigram", "bigram", "loss"))
-        found = forecast(build(RunConfig, row, "t"), unigram, bigram)
+        found = forecast(build(RunConfig, row, "t"), unigram, bigram, 1)
         inside.append(found.low <= loss <= found.high)
     assert len(inside) > 2 and sum(inside) >= 0.8 * len(inside)
 
@@ -36,7 +36,7 @@ def test_a_forecast_by_hand():
     """At 200 steps 0.92 times the table of pairs, at four times the vocabulary after twice the steps."""
     by_hand = (2.5 * (0.92 - SPREAD), 2.5 * (0.92 + SPREAD))
     for config in (of_steps(200), of_steps(400, 4 * 264)):
-        found = forecast(config, 3.3, 2.5)
+        found = forecast(config, 3.3, 2.5, 1)
         assert (found.low, found.high) == pytest.approx(by_hand)
     assert tokens_needed(of_steps(1)) == 1024 * 240  # a fifth of the way from 0.92 at 200 to 0.72 at 400
     assert len(STEPS) == len(RATIOS) and [*RATIOS] == sorted(RATIOS, reverse=True)
@@ -44,6 +44,13 @@ def test_a_forecast_by_hand():
 
 @pytest.mark.parametrize(("steps", "told"), [(30, "will not answer: 12"), (150, "may not"), (400, "can answer")])
 def test_what_a_plan_says_of_a_forecast(steps, told):
-    lines = forecast_lines([forecast(of_steps(steps), 3.3, 2.5)])
+    lines = forecast_lines([forecast(of_steps(steps), 3.3, 2.5, 4)])
     assert told in lines[-1] and ("train longer: about 245,760 tokens" in lines[-1]) == (steps < 400)
     assert forecast_lines([]) == []
+
+
+@pytest.mark.parametrize(("passes", "told"), [(4, []), (8, ["8 times: new text"]), (17, ["17 times", "by heart"])])
+def test_a_text_that_is_read_many_times_is_told(passes, told):
+    lines = forecast_lines([forecast(of_steps(400), 3.3, 2.5, passes)])
+    assert [word for word in ("8 times: new text", "17 times", "by heart") if word in " ".join(lines)] == told
+    assert ("can answer" in lines[-1]) == (passes < 17)

@@ -11,6 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import Evidence, derive
+from sparsedepth.words.effects import nothing_text
 
 COSTS = {name: lambda runs: 1000.0 * runs["d_model"] for name in ("train_flops", "params_total", "params_active")}
 FEW = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
@@ -313,14 +314,15 @@ def test_it_abstains_with_a_reason():
     elsewhere = derive(four(), depth=24)
     assert elsewhere.abstained == "24 layers were never run, and one other depth, 12, tells no trend"
     assert elsewhere.config == RunConfig(n_layers=24, weight_decay=0.0)
-    nothing = derive(four().assign(outcome="diverged"))
-    assert (nothing.abstained, nothing.config) == ("no finished run", None)
     same = derive(sweep(planted, {"seed": [0, 1, 2]}))
     assert same.abstained == "its complete runs have one configuration: there is nothing to compare"
     unmeasured = derive(four(), objective="usefulness")
     assert unmeasured.abstained == "usefulness was measured in no finished run (measure: usefulness)"
     equal = derive(four().assign(val_loss=3.0))
     assert equal.abstained.startswith("the runs of different seeds have equal values")
+    lost = derive(four().assign(outcome="diverged"))
+    assert lost.abstained == "all 12 complete runs diverged: run them again with a lower lr" and lost.config is None
+    assert nothing_text(cells_of(four().assign(outcome="diverged"), "usefulness")) == lost.abstained
     tuning = derive(four().assign(tuned_fields="lr", tuning="rejected"))
     assert tuning.abstained == "only tuning runs are complete so far (12)"
 

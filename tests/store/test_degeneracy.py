@@ -27,6 +27,7 @@ from sparsedepth.words.degeneracy import (
     main_reason,
     notes_on_run,
     reason_text,
+    stronger,
     weakness_text,
 )
 
@@ -132,6 +133,26 @@ def test_another_form_stands_in_where_it_is_sound():
     assert weakness_text(why.common_weakness(weak)) == (
         "the model is worse than a bigram table of the text (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
     )
+
+
+def test_a_model_that_knows_its_training_text_by_heart_needs_more_text_and_not_more_steps():
+    overfit = {**SOUND, "val_loss": 5.3, "train_loss": 2.2}  # below 0.9 of the bigram table's 2.5
+    kinds = [why.weakness_of_run({**overfit, **changed}) for changed in ({}, {"train_loss": 2.3}, {"val_loss": 2.4})]
+    assert kinds == ["overfit", "chance", None]
+    task = {"bigram_loss": None, "chance_loss": 3.0}
+    assert why.weakness_of_run({**overfit, **task, "train_loss": 2.6}) == "overfit"
+    half = why.common_weakness([overfit, overfit, {**SOUND, "val_loss": 5.3}, SOUND])
+    assert weakness_text(half) == (
+        "the model overfits its training text (2 of 4 runs; val_loss 5.3 against a train_loss of 2.2 nat/token)"
+    )
+    assert notes_on_run(reasons_of_run(overfit)) == [
+        "the model overfits its training text, so no score of depth is evidence"
+    ]
+    assert [stronger(kind, 1000) for kind in ("bigram", "chance", "overfit")] == [
+        "train longer: about 1,000 tokens",
+        "train longer, for example 1,000 tokens, or with another lr",
+        "use more text, or fewer train_tokens",
+    ]
 
 
 def test_what_is_missing_is_unknown_and_never_fine():

@@ -23,9 +23,10 @@ def test_the_domain_names_a_task_with_its_groups_and_sizes_shortly(corpora, grou
 
 
 def test_a_store_without_results_says_what_it_has():
-    assert nothing_finished(3, False) == "only tuning runs are complete so far (3)"
-    assert nothing_finished(0, True).startswith("no finished run: models that were only measured")
-    assert nothing_finished(0, False) == "no finished run"
+    assert nothing_finished(3, 0, False) == "only tuning runs are complete so far (3)"
+    assert nothing_finished(0, 0, True).startswith("no finished run: models that were only measured")
+    assert nothing_finished(0, 0, False) == "no finished run"
+    assert nothing_finished(0, 8, False) == "all 8 complete runs diverged: run them again with a lower lr"
 
 
 def test_tests_are_told_by_outcome_where_there_is_little_room():
