@@ -127,6 +127,12 @@ class Cells:
         return bool(self.tuned) and (self.outcome in self.tuned_by or by_loss)
 
     @property
+    def shared_lr(self) -> float | None:
+        """The lr of all runs, where it is one, known and was not tuned."""
+        lr = self.runs.reindex(self.rows.index, columns=["lr"])["lr"]
+        return None if self.tuned or lr.isna().any() or lr.nunique() != 1 else float(lr.iloc[0])
+
+    @property
     def at_equal_lr(self) -> bool:
         """Whether settings are compared at equal lr first: tuning chose, and not by this outcome."""
         return bool(self.tuned) and not self.is_tuned

@@ -107,6 +107,8 @@ class Recipe(Section):
     """that the depth is not worth its cost, where that is shown"""
     tried: dict[str, list[float]] = {}
     """tuned field -> values tried"""
+    shared_lr: float | None = None
+    """of all runs, where it was not tuned"""
     seen_on: str
     """data, sizes and devices of the runs"""
     run_ids: tuple[str, ...]

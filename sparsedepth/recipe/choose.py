@@ -170,7 +170,7 @@ def derive(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
         seen_on=_seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=budget_text(found.cells),
         unknown=import_note(imported_among(origins)),
-        defaulted=unstated(used), tried=found.tried,
+        defaulted=unstated(used), tried=found.tried, shared_lr=found.cells.shared_lr,
     )  # fmt: skip
     if not shown_at:
         n_tuning = len(found.runs) * found.results.empty

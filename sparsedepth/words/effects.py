@@ -168,6 +168,13 @@ def no_interval(own: int, other: int, common: int, where: str = "") -> str:
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 
 
+def untuned_line(lr: float | None) -> str:
+    """'' where lr was tuned, or differs."""
+    if lr is None:
+        return ""
+    return f"the lr was not tuned: all runs used {lr:g}, and what needs another looks worse than it is"
+
+
 def no_equal_lr(field: str, any_value: bool) -> str:
     """Why two sides are not compared at equal lr."""
     return f"no seed was run on both sides at one {field}" if any_value else f"no {field} was run on both sides"
@@ -252,6 +259,7 @@ def _notes(listed: "Listing") -> Iterator[str]:
     )
     if any("preset=" in setting for setting in cells.changes):
         yield "preset: a remedy with its authors' settings; `sparsedepth presets NAME` prints its fields"
+    yield from filter(None, [untuned_line(cells.shared_lr)])
     yield from map(own_lr_line, listed.turned)
     if listed.carried_from:
         yield carried_line(cells.field, listed.carried_from, listed.carry_regrets)

@@ -15,6 +15,7 @@ from sparsedepth.words.effects import (
     size_text,
     title,
     unit_text,
+    untuned_line,
 )
 from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import commas, counted, listed, sentence_of, terminal_width, wrapped
@@ -73,7 +74,8 @@ def _nothing_text(recipe: "Recipe") -> str:
     is_ratio = recipe.unit == "ln ratio"
     ends = [size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in recipe.unseen]
     size = f"{' to '.join(dict.fromkeys((ends[0], ends[-1])))}{unit_text(recipe.unit)}"
-    return f"{text}; a gain of about {size} or more would probably have been seen"
+    at = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]}"
+    return f"{text}; a gain of about {size} or more would probably have been seen{at}"
 
 
 def claim_of(recipe: "Recipe") -> str:
@@ -116,6 +118,7 @@ def paragraph(card: "Card", most: int | None = None) -> list[str]:
     explained = (
         sentence_of(recipe.left_out),
         _explained(recipe) if recipe.candidates else "",
+        sentence_of(untuned_line(recipe.shared_lr)) if recipe.candidates else "",
         f"Seen only on {recipe.seen_on}." if recipe.run_ids else "",
     )
     return [*[*_findings(recipe)][:most], *filter(None, explained)]

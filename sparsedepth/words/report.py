@@ -16,6 +16,7 @@ from sparsedepth.words.effects import (
     second_look_lines,
     size_text,
     unit_text,
+    untuned_line,
 )
 from sparsedepth.words.plain_text import commas, counted, listed, sentence_of, wrapped
 from sparsedepth.words.recipe import told_by_outcome, verification_text
@@ -184,6 +185,7 @@ def depth_notes(cells: "Cells", columns: Sequence[str], reasons: Iterable[str]) 
         if "worth_it" in columns
         else "",
         "" if NEEDED in columns else measured_nowhere(NEEDED),
+        untuned_line(cells.shared_lr),
         *reasons,
         *((*depth_text(cells.settings).splitlines(), baseline_text(cells.settings)) if cells.settings else ()),
     )

@@ -95,6 +95,10 @@ def test_an_abstention_says_what_would_have_been_seen_and_what_hurts():
         "probably have been seen."
     )
     assert flat.tests == ()
+    axes = {"n_layers": [6, 12], "depth_scale": ["none", "lns"], "seed": range(3)}
+    between = sentence(derive_card(sweep(lambda config: 0.0, axes), 9))
+    assert between.startswith("At 9 layers, which were not run, by those at 6 and 12, nothing tried was shown to help")
+    assert between.endswith(" or more would probably have been seen at 6.")
     worse = derive_card(cells([({}, 3.0), (LNS, 3.1), (DECAY, 3.0)]))
     assert "nothing tried was shown to help, 1 of 2 settings was shown to hurt; a gain" in sentence(worse)
     one_seed = derive_card(cells([({}, 3.0), (LNS, 3.1)], n_seeds=1))
@@ -227,7 +231,7 @@ def test_two_settings_never_run_together_come_with_the_sweep_that_tests_them(tmp
 
 def test_a_recipe_without_a_run_has_no_configuration():
     lost = derive_card(sweep(planted).assign(outcome="diverged"))
-    assert sentence(lost) == "No recommendation: no finished run."
+    assert sentence(lost) == "No recommendation: all 36 complete runs diverged: run them again with a lower lr."
     with pytest.raises(ValueError, match="no configuration to write: no finished run"):
         to_yaml(lost)
 

@@ -11,7 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import Evidence, derive
-from sparsedepth.words.effects import nothing_text
+from sparsedepth.words.effects import nothing_text, untuned_line
 
 COSTS = {name: lambda runs: 1000.0 * runs["d_model"] for name in ("train_flops", "params_total", "params_active")}
 FEW = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
@@ -355,3 +355,16 @@ def test_a_degenerate_objective_is_no_ground_for_a_recipe():
     carried = derive(runs.assign(causal_score=score, causal_score_largest_share=0.9), objective="causal_score")
     assert sound.changes and not sound.abstained
     assert not carried.changes and "one block carries more than half of it" in carried.abstained
+
+
+def test_an_lr_that_was_not_tuned_is_told_where_effects_and_depths_are_compared():
+    """Of one lr; not where runs had several, or where tuning chose them."""
+    line = "the lr was not tuned: all runs used 0.003, and what needs another looks worse than it is"
+    runs = four().assign(lr=0.003)
+    found = derive(runs)
+    assert found.shared_lr == 0.003 == cells_of(runs, "val_loss").shared_lr and untuned_line(found.shared_lr) == line
+    several = runs.assign(lr=np.where(runs["depth_scale"] == "lns", 0.003, 0.001))
+    tuned = runs.assign(tuned_fields="lr", tuning="selected", tuned_by="val_loss")
+    for others in (several, tuned, runs.assign(lr=None), runs.drop(columns="lr")):
+        assert cells_of(others, "val_loss").shared_lr is None
+    assert untuned_line(None) == ""
