@@ -232,7 +232,7 @@ def test_two_settings_never_run_together_come_with_the_sweep_that_tests_them(tmp
 def test_a_recipe_without_a_run_has_no_configuration():
     lost = derive_card(sweep(planted).assign(outcome="diverged"))
     assert sentence(lost) == "No recommendation: all 36 complete runs diverged: run them again with a lower lr."
-    with pytest.raises(ValueError, match="no configuration to write: no finished run"):
+    with pytest.raises(ValueError, match="no configuration to write: all 36 complete runs diverged"):
         to_yaml(lost)
 
 
