@@ -4,8 +4,9 @@ No forward pass is re-implemented. The module runs once with blocks that return 
 other inputs of each block (mask, rotary tables, positions); a block is then called with these. They are recorded for
 one sequence, and broadcast over a batch. `check_stream` compares the blocks called so with the module's own pass.
 
-    logits = head(norm(x_L))                 of a model of tokens
-    losses = loss(module(inputs), targets)   where a loss is given: the module runs anew, and its last block returns x_L
+    logits = head(norm(x_L))                 of a model of tokens; where its own pass has a cap, or a norm that is no
+                                             module, the module runs anew, and its last block returns x_L
+    losses = loss(module(inputs), targets)   where a loss is given, likewise
 
 An encoder (BERT, ViT) has no next token. Its inputs are any tensor [N, ...]; a 'token' is then the number of its row,
 repeated over the T positions of the stream, so that measures count and split positions as those of text.
@@ -66,6 +67,7 @@ class ProbedModule(ProbedModel):
         self.model, self._layers = model, list(layers)
         self.n_layers = len(self._layers)
         self._norm, self.head, self._inputs, self._targets, self.loss = norm, head, inputs, targets, loss
+        self._readout: tuple[int, int] | None = None  # T, V of the module's own logits, where those are used
         self._rests: list[tuple[Any, ...] | None] = [None] * self.n_layers  # what blocks return after the stream
         self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
 
@@ -84,7 +86,19 @@ class ProbedModule(ProbedModel):
         args, named = self._calls_at(x_BTD.shape[1])[layer - 1]
         return _first(in_fp32(self.block_module(layer), x_BTD, *args, **named))
 
+    @property
+    def has_logits(self) -> bool:
+        return self.head is not None or self._readout is not None
+
     def logits(self, x_BTD: Tensor) -> Tensor:
+        if self._readout:  # in sequences of a length that the module takes
+            length, n_words = self._readout
+            x_ND = x_BTD.flatten(0, 1)
+            x_STD = nn.functional.pad(x_ND, (0, 0, 0, -len(x_ND) % length)).unflatten(0, (-1, length))
+            ids_ST = torch.zeros(x_STD.shape[:2], dtype=torch.long, device=x_STD.device)
+            returned = _tensors(self._after_blocks(x_STD, ids_ST))
+            logits_STV = next(x for x in returned if x.shape == (*ids_ST.shape, n_words))
+            return logits_STV.flatten(0, 1)[: len(x_ND)].unflatten(0, x_BTD.shape[:2])
         if self.head is None:
             raise ValueError("the head is not known, which logits need; name it by head=")
         return in_fp32(self.head, self.final_norm(x_BTD))
@@ -94,19 +108,21 @@ class ProbedModule(ProbedModel):
 
     def own_losses(self, x_FBTD: Tensor, rows_B: Tensor) -> Tensor | None:
         """loss_FB of these rows of the inputs; None where losses are those of next tokens."""
-        if self.head is not None:
+        if self.has_logits:
             return None
         if self.loss is None:
             return x_FBTD.new_full(x_FBTD.shape[:2], torch.nan)
-        given, losses = _floats(self._given(rows_B)), []
+        given = _floats(self._given(rows_B))
+        aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
+        return torch.stack([self.loss(self._after_blocks(x_BTD, given), aims) for x_BTD in x_FBTD]).float()
+
+    def _after_blocks(self, x_BTD: Tensor, given: Tensor) -> Any:
+        """What the module returns for inputs whose last block returns x_BTD, in fp32."""
         in_blocks = {weight for module in self._layers for weight in module.parameters()}
         around = {name: weight for name, weight in self.model.named_parameters() if weight not in in_blocks}
         low = {name: weight.float() for name, weight in around.items() if weight.dtype != torch.float32}
-        aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
-        for x_BTD in x_FBTD:
-            with self._passing(lambda layer, x, *_, last=x_BTD: last if layer == self.n_layers else x):
-                losses.append(self.loss(functional_call(self.model, low, (given,)), aims))
-        return torch.stack(losses).float()
+        with self._passing(lambda layer, x, *_: x_BTD if layer == self.n_layers else x):
+            return functional_call(self.model, low, (given,))
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
@@ -178,9 +194,10 @@ class ProbedModule(ProbedModel):
             yield
 
 
-def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
-    """The length of the stream of these tokens. Sets the model's width and number of logits. Raises ValueError, with
-    the list's `name`, where its blocks are no map of the stream, or head and norm do not give the model's logits."""
+def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str, n_words: int | None = None) -> int:
+    """The length of the stream of these tokens. Sets the model's width and number of logits; `n_words`: the least
+    number of the module's own, which are used where head and norm do not give them; None if never. Raises ValueError,
+    with the list's `name`, where its blocks are no map of the stream, or nothing gives the model's logits."""
     seen, returned = _own_pass(probed, tokens_BT, name)
     for layer, (before, out) in enumerate(seen, start=1):
         shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, _first(out))]
@@ -191,10 +208,21 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str) -> int:
         probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
     with probing(probed):
         x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(_first(out) for _, out in seen)])
-        if probed.head is not None:
-            if (n_words := _n_logits(probed, x_BTD, returned)) is None:
-                raise ValueError("head(norm(x_L)) are not the module's logits; name both by head= and norm=")
-            probed.vocab_size = n_words
+        own = [x for x in _tensors(returned) if x.ndim == 3]
+        n_logits = _n_logits(probed, x_BTD, own)
+        whole = [x for x in own if n_words and x.shape[:2] == x_BTD.shape[:2] and x.shape[-1] >= n_words]
+        if n_logits is None and whole:
+            probed._readout = x_BTD.shape[1], whole[0].shape[-1]
+            backwards = [x.flip(1) for x in whole]  # by position, whatever its place in the sequence
+            n_logits = _n_logits(probed, x_BTD, whole) and _n_logits(probed, x_BTD.flip(1), backwards)
+            probed._readout = probed._readout if n_logits else None
+        if n_logits:
+            probed.vocab_size = n_logits
+        elif probed.head is not None:
+            raise ValueError(
+                "head(norm(x_L)) are not the module's logits; name both by head= and norm=, or let the module return "
+                "logits [B, T, V] that depend on x_L alone, and name neither"
+            )
     return x_BTD.shape[1]
 
 
@@ -239,16 +267,20 @@ def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Seque
     return x_BTD
 
 
-def _n_logits(probed: ProbedModule, x_BTD: Tensor, returned: Any) -> int | None:
-    """The number of logits, where head and norm give those among what the model `returned`, [B, T or 1, V]: of all
-    positions or the last ones."""
+def _tensors(returned: Any) -> list[Tensor]:
+    """Those among which a module returns its logits."""
     parts = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple) else ()
-    candidates = [x for x in (getattr(returned, "logits", None), returned, *parts) if isinstance(x, Tensor)]
+    return [x for x in (getattr(returned, "logits", None), returned, *parts) if isinstance(x, Tensor)]
+
+
+def _n_logits(probed: ProbedModule, x_BTD: Tensor, returned: Sequence[Tensor]) -> int | None:
+    """The number of logits, where those of x_L are among what the model `returned`, [B, T or 1, V]: of all positions
+    or the last ones."""
     try:
         logits_BTV = probed.logits(x_BTD)
     except Exception:  # modules that take something else
         return None
-    own = next((x for x in candidates if x.ndim == 3 and x.shape[0::2] == logits_BTV.shape[0::2]), None)
+    own = next((x for x in returned if x.shape[0::2] == logits_BTV.shape[0::2]), None)
     return None if own is None or not _agree(logits_BTV[:, -own.shape[1] :], own) else logits_BTV.shape[-1]
 
 

@@ -138,7 +138,10 @@ def _of_ids(module: nn.Module, given: Tensor, names: Names, is_known: bool) -> t
             f"give sequences of at most {longest + 1:,} ids, as tokens[:, :{longest + 1}]"
         )
     if type(probed) is ProbedModule:
-        check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__)
+        n_ids = int(ids_NS.max()) + 1
+        n_words = min((size for size in _embeddings(probed) if size >= n_ids), default=n_ids)
+        n_words = None if names.norm or names.head else n_words
+        check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__, n_words)
     return probed, next_tokens(ids_NS.numpy())
 
 
@@ -208,11 +211,16 @@ def _halves(whole: Sequences, measures: Sequence[str]) -> TokenArrays:
     return halves(whole)
 
 
-def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
+def _embeddings(probed: ProbedModel) -> list[int]:
+    """The number of ids of each, which may be positions."""
     model = probed.model
     parts = [model.get_input_embeddings()] if hasattr(model, "get_input_embeddings") else model.modules()
-    sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]  # also of positions
-    size = getattr(probed, "vocab_size", 0) or max(sizes, default=0)  # the number of logits may not be known yet
+    return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+
+
+def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
+    known = getattr(probed, "vocab_size", 0)  # the number of logits may not be known yet
+    size = known or max(_embeddings(probed), default=0)
     if ids_NS.min() < 0 or (size and ids_NS.max() >= size):
         raise ValueError(
             f"tokens are from {int(ids_NS.min())} to {int(ids_NS.max())}, and the model's ids from 0 to {size - 1}; "
@@ -225,7 +233,7 @@ def _lacks(probed: Any) -> dict[str, Lack]:
     lacks: dict[str, Lack] = dict.fromkeys(NEEDS_PARTS, "parts")
     if type(probed) is ProbedModule:
         lacks["attention"] = "parts"
-    if probed.head is None:
+    if not probed.has_logits:
         lacks |= dict.fromkeys(NEEDS_HEAD, "head")
         lacks |= {} if probed.loss else dict.fromkeys(NEEDS_LOSS, "loss")
     return lacks

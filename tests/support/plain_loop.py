@@ -33,13 +33,37 @@ class Plain(nn.Module):
         nn.init.normal_(self.last_norm.weight)
         self.register_buffer("n_calls", torch.zeros(()))
 
-    def forward(self, ids):
+    def stream(self, ids, places=0.0):
         self.n_calls += 1
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
-        x = self.embedding(ids)
+        x = self.embedding(ids) + places
         for block in self.trunk["blocks"]:
             x = block(x, src_mask=mask)
-        return self.words(self.last_norm(x))
+        return x
+
+    def forward(self, ids):
+        return self.words(self.last_norm(self.stream(ids)))
+
+
+class Headless(Plain):
+    """Its vectors, not logits."""
+
+    def forward(self, ids):
+        return self.stream(ids)
+
+
+class Capped(Plain):
+    """Its norm is no module, and its logits are capped; positions are learned, for the length of its training. With
+    `late` they are added after the blocks."""
+
+    def __init__(self, late=False):
+        super().__init__()
+        self.late, self.last_norm, self.places = late, None, nn.Embedding(LENGTH, 16)
+
+    def forward(self, ids):
+        places = self.places(torch.arange(ids.shape[1]))
+        x = self.stream(ids) + places if self.late else self.stream(ids, places)
+        return {"loss": None, "logits": 2 * torch.tanh(self.words(F.rms_norm(x, (16,))) / 2)}
 
 
 NAMES = {"layers": "trunk.blocks", "norm": "last_norm", "head": "words"}

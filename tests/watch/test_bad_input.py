@@ -1,9 +1,11 @@
 """What cannot be watched is refused before the training starts, in one sentence with the fix."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from support.plain_loop import NAMES, Plain, held_out, llama
+from support.plain_loop import NAMES, Capped, Headless, Plain, held_out, llama
 from torch import nn
 
 import sparsedepth as sd
@@ -106,7 +108,8 @@ def quantised():
         (quantised, IDS, {}, "is quantised .float32.: it cannot be measured"),
         (lambda: [llama(), llama()], IDS, {}, "a stage of a pipeline is not the whole model"),
         (lambda: "model", IDS, {}, "the model is a str, and must be a torch.nn.Module"),
-        (Plain, IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give loss="),
+        (partial(Capped, late=True), IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give"),
+        (Headless, IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give loss="),
         (Plain, IDS, NAMES | {"measures": ["attention"]}, "reads parts of a block that are not known of this m"),
         (llama, (IDS, np.zeros(3)), {"layers": "model.layers"}, "8 inputs and 3 targets; give one target for each"),
     ],

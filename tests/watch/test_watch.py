@@ -10,8 +10,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support.hf_families import tiny
-from support.plain_loop import NAMES, Plain, held_out, llama, train
+from support.plain_loop import NAMES, Capped, Headless, Plain, held_out, llama, train
 
 import sparsedepth as sd
 from sparsedepth.store.run_record import verify
@@ -177,7 +178,7 @@ def test_all_measures_are_those_that_a_module_has_the_parts_for(capsys):
     assert line.startswith(f"sparsedepth: left out of all measures: {parts} that are not known") and "head" not in line
     found = watch(1)
     assert {"val_loss", "usefulness", "residual_variance_last", "causal_score"} <= found.summary.keys()
-    sd.watch(Plain(), held_out(32), every=1, out=None, measures="all", layers="trunk.blocks")
+    sd.watch(Headless(), held_out(32), every=1, out=None, measures="all", layers="trunk.blocks")
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         "attention, experts, activations (reads" in line
@@ -187,6 +188,24 @@ def test_all_measures_are_those_that_a_module_has_the_parts_for(capsys):
     assert f"{losses} (needs a loss; give loss=" in line
     sd.watch(llama(), held_out(32), every=1, out=None, measures="all")
     assert not capsys.readouterr().err
+
+
+def test_without_names_the_module_itself_reads_out_the_stream():
+    """The same numbers as by its norm and head; also where the norm is no module, and the logits are capped."""
+    torch.manual_seed(3)
+    model = Plain()
+    named, own = (
+        sd.watch(model, held_out(32), every=1, out=None, measures="all", **names)(1)
+        for names in (NAMES, {"layers": "trunk.blocks"})
+    )
+    assert own.summary.keys() == named.summary.keys() and len(own.summary) > 100
+    for name, value in named.summary.items():
+        assert own.summary[name] == (pytest.approx(value, rel=1e-3, abs=1e-4) if type(value) is float else value), name
+    capped, ids = Capped().eval(), held_out(32)
+    found = sd.watch(capped, ids, every=1, out=None, measures=["loss", "usefulness", "lens"], layers="trunk.blocks")(1)
+    scored = ids[:16]
+    loss = F.cross_entropy(capped(scored[:, :-1])["logits"].flatten(0, 1), scored[:, 1:].flatten())
+    assert found.summary["val_loss"] == pytest.approx(float(loss), rel=1e-5) and "usefulness" in found.summary
 
 
 def test_flops_are_those_of_all_parameters_unless_some_are_of_experts_or_tokens_are_not_known(tmp_path):
