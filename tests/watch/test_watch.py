@@ -205,7 +205,7 @@ def test_without_names_the_module_itself_reads_out_the_stream():
     found = sd.watch(capped, ids, every=1, out=None, measures=["loss", "usefulness", "lens"], layers="trunk.blocks")(1)
     scored = ids[:16]
     loss = F.cross_entropy(capped(scored[:, :-1])["logits"].flatten(0, 1), scored[:, 1:].flatten())
-    assert found.summary["val_loss"] == pytest.approx(float(loss), rel=1e-5) and "usefulness" in found.summary
+    assert found.summary["val_loss"] == pytest.approx(loss.item(), rel=1e-5) and "usefulness" in found.summary
 
 
 def test_flops_are_those_of_all_parameters_unless_some_are_of_experts_or_tokens_are_not_known(tmp_path):
