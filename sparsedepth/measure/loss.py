@@ -171,8 +171,8 @@ def position_scores(
     probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, *, accuracy: bool = True
 ) -> tuple[Tensor, ...]:
     """loss_FBT and, with `accuracy`, correct_FBT (1 if the target has the largest logit): fp32, 0 where not scored."""
-    own_losses = getattr(probed, "own_losses", None)  # of a model without next tokens: a sequence's at each position
-    if own_losses and (loss_FB := own_losses(x_FBTD, targets_BT[:, 0])) is not None:
+    own_losses = getattr(probed, "own_losses", None)  # a sequence's at each position, where the module itself gives it
+    if own_losses and (loss_FB := own_losses(x_FBTD, targets_BT)) is not None:
         loss_FBT = loss_FB[..., None].expand(x_FBTD.shape[:3])
         return (loss_FBT, torch.full_like(loss_FBT, torch.nan)) if accuracy else (loss_FBT,)
     rows = max(1, chunk_size(probed.device, MAX_LOGITS) // probed.vocab_size)

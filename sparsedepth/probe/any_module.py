@@ -49,6 +49,10 @@ _KINDS = {
 _PASS_ON = "give the list of blocks that pass on one stream x_BTD, such as layers='model.layers'"
 
 
+class NotAStream(ValueError):
+    """Blocks that read more than one stream."""
+
+
 class ProbedModule(ProbedModel):
     """`layers` are the blocks. `inputs` [N, ...] and `targets` [N, ...] are those of a model without next tokens;
     without them tokens are ids. Without `head` and `loss` all losses are NaN. Raises ValueError as `check_stream`."""
@@ -84,7 +88,7 @@ class ProbedModule(ProbedModel):
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         args, named = self._calls_at(x_BTD.shape[1])[layer - 1]
-        return _first(in_fp32(self.block_module(layer), x_BTD, *args, **named))
+        return first_of(in_fp32(self.block_module(layer), x_BTD, *args, **named))
 
     @property
     def has_logits(self) -> bool:
@@ -96,7 +100,7 @@ class ProbedModule(ProbedModel):
             x_ND = x_BTD.flatten(0, 1)
             x_STD = nn.functional.pad(x_ND, (0, 0, 0, -len(x_ND) % length)).unflatten(0, (-1, length))
             ids_ST = torch.zeros(x_STD.shape[:2], dtype=torch.long, device=x_STD.device)
-            returned = _tensors(self._after_blocks(x_STD, ids_ST))
+            returned = tensors_of(self._after_blocks(x_STD, ids_ST))
             logits_STV = next(x for x in returned if x.shape == (*ids_ST.shape, n_words))
             return logits_STV.flatten(0, 1)[: len(x_ND)].unflatten(0, x_BTD.shape[:2])
         if self.head is None:
@@ -106,12 +110,13 @@ class ProbedModule(ProbedModel):
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self._norm is None else in_fp32(self._norm, x_BTD)
 
-    def own_losses(self, x_FBTD: Tensor, rows_B: Tensor) -> Tensor | None:
-        """loss_FB of these rows of the inputs; None where losses are those of next tokens."""
+    def own_losses(self, x_FBTD: Tensor, targets_BT: Tensor) -> Tensor | None:
+        """loss_FB, where targets are rows of the inputs; None where losses are those of next tokens."""
         if self.has_logits:
             return None
         if self.loss is None:
             return x_FBTD.new_full(x_FBTD.shape[:2], torch.nan)
+        rows_B = targets_BT[:, 0]
         given = _floats(self._given(rows_B))
         aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
         return torch.stack([self.loss(self._after_blocks(x_BTD, given), aims) for x_BTD in x_FBTD]).float()
@@ -198,17 +203,17 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str, n_words: in
     """The length of the stream of these tokens. Sets the model's width and number of logits; `n_words`: the least
     number of the module's own, which are used where head and norm do not give them; None if never. Raises ValueError,
     with the list's `name`, where its blocks are no map of the stream, or nothing gives the model's logits."""
-    seen, returned = _own_pass(probed, tokens_BT, name)
+    seen, returned = own_pass(probed, tokens_BT, name)
     for layer, (before, out) in enumerate(seen, start=1):
-        shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, _first(out))]
+        shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (before, first_of(out))]
         if shapes[0] != shapes[1] or len(shapes[0]) != 3:
             raise ValueError(
                 f"block {layer} of {name!r} takes {shapes[0]} and returns {shapes[1]}, which is no stream; {_PASS_ON}"
             )
         probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
     with probing(probed):
-        x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(_first(out) for _, out in seen)])
-        own = [x for x in _tensors(returned) if x.ndim == 3]
+        x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(first_of(out) for _, out in seen)])
+        own = [x for x in tensors_of(returned) if x.ndim == 3]
         n_logits = _n_logits(probed, x_BTD, own)
         whole = [x for x in own if n_words and x.shape[:2] == x_BTD.shape[:2] and x.shape[-1] >= n_words]
         if n_logits is None and whole:
@@ -226,7 +231,7 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str, n_words: in
     return x_BTD.shape[1]
 
 
-def _own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[tuple[Any, Any]], Any]:
+def own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[tuple[Any, Any]], Any]:
     """What each block was given and gave in the module's own pass, and what the module returned. Raises ValueError
     where it cannot be run, or where blocks do not run in the order of their list."""
     seen = []
@@ -261,13 +266,13 @@ def _check_blocks(probed: ProbedModule, tokens_BT: Tensor, name: str, own: Seque
         try:
             x_BTD = probed.block(layer, own[layer - 1].float()) if layer else x_BTD
         except Exception as error:  # what it reads is of the shape of another batch
-            raise ValueError(told) from error
+            raise NotAStream(told) from error
         if not _agree(x_BTD, own[layer]):
-            raise ValueError(told)
+            raise NotAStream(told)
     return x_BTD
 
 
-def _tensors(returned: Any) -> list[Tensor]:
+def tensors_of(returned: Any) -> list[Tensor]:
     """Those among which a module returns its logits."""
     parts = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple) else ()
     return [x for x in (getattr(returned, "logits", None), returned, *parts) if isinstance(x, Tensor)]
@@ -314,7 +319,7 @@ def apart(args: tuple[Any, ...], named: Row) -> tuple[Any, tuple[Any, ...], Name
     return named[name], (), {other: value for other, value in named.items() if other != name}
 
 
-def _first(out: Any) -> Any:
+def first_of(out: Any) -> Any:
     return out[0] if isinstance(out, tuple) and out else out
 
 

@@ -17,10 +17,12 @@ from sparsedepth.config.run import FIT, measures_named
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.any_module import Loss, ProbedModule, check_stream
+from sparsedepth.probe.any_module import Loss, NotAStream, ProbedModule, check_stream
 from sparsedepth.probe.hf_types import ENCODERS, EXPERTS, TYPES
+from sparsedepth.probe.observed import OBSERVED, ObservedModule
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import TokenArrays, halves
+from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.devices import gathered
 from sparsedepth.words.watch import LACK, Lack
@@ -99,7 +101,7 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] 
     else:
         read = []
         probed, whole = _of_ids(module, given, names, is_known)
-    lacks = _lacks(probed) if is_encoder or type(probed) is ProbedModule else {}
+    lacks = _lacks(probed) if is_encoder or type(probed) in (ProbedModule, ObservedModule) else {}
     chosen = measures_named(measures)
     left_out = {name: lacks[name] for name in chosen if name in lacks}
     for name, lack in left_out.items():
@@ -141,7 +143,11 @@ def _of_ids(module: nn.Module, given: Tensor, names: Names, is_known: bool) -> t
         n_ids = int(ids_NS.max()) + 1
         n_words = min((size for size in _embeddings(probed) if size >= n_ids), default=n_ids)
         n_words = None if names.norm or names.head else n_words
-        check_stream(probed, ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__, n_words)
+        ids_BT, name = ids_NS[:2, :-1].to(probed.device), names.layers or type(module).__name__
+        try:
+            check_stream(probed, ids_BT, name, n_words)
+        except NotAStream:
+            probed = ObservedModule(module, blocks_of(module, names.layers), ids_BT, name, n_ids)
     return probed, next_tokens(ids_NS.numpy())
 
 
@@ -230,6 +236,9 @@ def _check_vocabulary(ids_NS: Tensor, probed: ProbedModel) -> None:
 
 def _lacks(probed: Any) -> dict[str, Lack]:
     """Measure -> what it needs and the module does not have."""
+    if isinstance(probed, ObservedModule):
+        found: dict[str, Lack] = {one.name: "stream" for one in MEASURES if one.name not in OBSERVED}
+        return found if probed.has_loss else found | {"loss": "loss"}
     lacks: dict[str, Lack] = dict.fromkeys(NEEDS_PARTS, "parts")
     if type(probed) is ProbedModule:
         lacks["attention"] = "parts"

@@ -5,10 +5,12 @@ from typing import Literal
 
 from sparsedepth.words.plain_text import commas
 
-Lack = Literal["parts", "head", "loss"]
+Lack = Literal["parts", "head", "loss", "stream"]
 LACK: Mapping[Lack, str] = {
     "parts": "reads parts of a block that are not known of this module",
     "head": "needs the logits of next tokens; name the head of a model that has them by head=",
+    "stream": "calls blocks by themselves, and this module's read more than the stream (x_0, other blocks, tokens): "
+    "give those of its own pass, such as measures='variance, loss, weights, geometry'",
     "loss": "needs a loss; give loss=, a function of the model's output and targets that returns a loss per input",
 }
 """What a measure asks for that a module does not have, and how to give it."""

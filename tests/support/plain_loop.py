@@ -66,6 +66,20 @@ class Capped(Plain):
         return {"loss": None, "logits": 2 * torch.tanh(self.words(F.rms_norm(x, (16,))) / 2)}
 
 
+class Mixing(Plain):
+    """The first block's input is added to that of each, and half of the first block's output taken off at the end."""
+
+    def forward(self, ids):
+        self.n_calls += 1
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        x = start = self.embedding(ids)
+        outputs = []
+        for block in self.trunk["blocks"]:
+            x = block(0.9 * x + 0.1 * start, src_mask=mask)
+            outputs.append(x)
+        return self.words(self.last_norm(x - outputs[0] / 2))
+
+
 NAMES = {"layers": "trunk.blocks", "norm": "last_norm", "head": "words"}
 
 

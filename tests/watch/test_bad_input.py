@@ -79,7 +79,7 @@ def quantised():
         (Plain, IDS, NAMES | {"norm": "embedding"}, "are not the module's logits; name both by head= and norm="),
         (Plain, IDS, NAMES | {"norm": "trunk.blocks.0.norm1"}, "are not the module's logits; name both by head="),
         (Sized, IDS, {"layers": "blocks", "measures": "variance"}, r"block 1 of 'blocks' takes \[2, 16, 8\] and ret"),
-        (ReadsTokens, IDS, NAMES, "computes something else when it is called with the stream alone: it reads more"),
+        (ReadsTokens, IDS, NAMES, "calls blocks by themselves, and this module's read more than the .* such as"),
         (Plain, torch.zeros(8, 17), NAMES, "the model cannot be run on these inputs|needs a loss"),
         (llama, IDS.float(), {}, r"tokens are float32 \[8, 17\]; give token ids as integers"),
         (llama, "a text", {}, r"tokens are a str that is no array of numbers; give token ids as integers"),
