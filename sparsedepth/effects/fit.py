@@ -33,12 +33,12 @@ class Fit:
     group_C: np.ndarray
     """Cells with equal numbers are connected by common seeds."""
     has_curve: bool
-    level: float
-    """Of the outcome; values are about it."""
+    level_C: np.ndarray
+    """Of the outcome, equal for connected cells; values are about it."""
 
     def value(self, cell: int) -> float:
         """The fitted value of a cell: the effect of two cells is the difference of theirs."""
-        return self.level + float(self.values.weight_G @ self.values.mean_GC[:, cell])
+        return float(self.level_C[cell] + self.values.weight_G @ self.values.mean_GC[:, cell])
 
     def connects(self, cells: Sequence[int]) -> bool:
         """Whether a chain of common seeds connects these cells, so that their values can be combined."""
@@ -104,11 +104,13 @@ def _fit(*columns: tuple[float, ...], is_carried: bool) -> Fit | None:
         values = curves_of(rows, tuned_C, s2, noise.scale_df, len({*group_C}))
     else:
         values = _levels(rows, s2)
-    # Only differences are estimated: on average the cells are where their results are, each moved to its optimum.
+    # Only differences of connected cells are estimated: on average these are where their results are, each moved to its
+    # optimum.
     result_N = (u_N == 0) & ~(role_N & (seeds_C > 0)[cell_N])
     at_chosen_C = np.bincount(cell_N[result_N], y_N[result_N]) / np.bincount(cell_N[result_N])
     about = at_chosen_C + values.gain_C - values.weight_G @ values.mean_GC
-    return Fit(values, noise, n_C, group_C, has_curve, middle + about.mean())
+    of_group = np.bincount(group_C, about) / np.bincount(group_C)
+    return Fit(values, noise, n_C, group_C, has_curve, middle + of_group[group_C])
 
 
 def _levels(rows: Rows, s2: float) -> Values:
@@ -311,5 +313,5 @@ def fit_with_curves(cells: Mapping[Any, CellRuns], sign: int) -> NamedFit:
     found = fit(cell_N.astype(int), u_N, seed_N.astype(int), mean_N, tuning_N.astype(bool))
     if found and sign > 0:
         values = found.values._replace(mean_GC=-found.values.mean_GC, gain_C=-found.values.gain_C)
-        found = replace(found, values=values, level=-found.level)
+        found = replace(found, values=values, level_C=-found.level_C)
     return NamedFit([*cells], found)

@@ -22,7 +22,7 @@ def test_the_share_of_the_baseline_is_its_part_of_the_effects_variance():
     """Of a mixture of two points: variances 2 and 4 of the baseline, 1 and 1 of the setting, means 3 and 1."""
     covariances = np.array([np.diag([2.0, 1.0]), np.diag([4.0, 1.0])])
     values = Values(np.zeros((2, 2)), covariances, np.array([0.5, 0.5]), *[np.zeros(2)] * 3)
-    found = Fit(values, NO_NOISE, np.ones(2), np.zeros(2), has_curve=False, level=0.0)
+    found = Fit(values, NO_NOISE, np.ones(2), np.zeros(2), has_curve=False, level_C=np.zeros(2))
     assert found.share_of_baseline(setting=1, baseline=0) == pytest.approx(3 / 4)
     assert found.share_of_baseline(setting=0, baseline=1) == pytest.approx(1 / 4)
 
@@ -38,6 +38,17 @@ def test_the_share_that_judges_a_setting_is_that_of_its_baseline(monkeypatch):
     named = {(at.order[setting], at.order[baseline]) for setting, baseline in asked}
     assert named >= {("weight_decay=0.2", "baseline"), ("weight_decay=0.3", "baseline")}
     assert all(setting != "baseline" for setting, _ in named)
+
+
+def test_fitted_values_are_where_the_results_are_of_those_seeds_that_connect_the_cells():
+    """One length with seeds 0 to 2 has losses about 3, another with seeds 3 to 5 about 2."""
+    rng = np.random.default_rng(0)
+    axes = {"weight_decay": (0.1, 0.2), "seq_len": (32, 64), "seed": range(6)}
+    runs = grid(axes, lambda config: {"val_loss": 4 - config.seq_len / 32 + 0.01 * rng.standard_normal()}, n_layers=4)
+    runs = runs[(runs["seq_len"] == 64) == (runs["seed"] > 2)]
+    (row,) = setting_effects(cells_of(runs, "val_loss")).dropna(subset="estimate").itertuples()
+    means = runs[runs["seq_len"] == 32].groupby("weight_decay")["val_loss"].mean()
+    assert (row.fitted_baseline, row.fitted) == pytest.approx(tuple(means))
 
 
 def test_an_optimum_beyond_the_values_tried_is_told_of_the_cell_that_has_it():
