@@ -130,7 +130,9 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
     of_shape = dict(zip(known, regret_P.tolist(), strict=True))
     shapes = [ShapeRegret(shape, lr, _best(table), of_shape.get(shape)) for shape, table in others.items()]
     mean, half = regret_P.mean(), 1.96 * sd_P.mean()
-    if len(known) > 1 and math.isfinite(mean):
+    if math.isinf(mean):
+        half = 0.0
+    elif len(known) > 1:
         half = max(half, t_critical(len(known) - 1) * regret_P.std(ddof=1) / math.sqrt(len(known)))
     rms = np.sqrt(np.mean(regret_P**2 + sd_P**2))
     return Carried(setting, shapes, (mean, mean - half, mean + half), rms, min(map(len, known.values())))

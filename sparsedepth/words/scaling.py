@@ -34,12 +34,17 @@ def carry_lines(found: "Sequence[Carried]", at: Row) -> Iterator[str]:
     shape = commas(assignment(*each) for each in at.items())
     for one in found:
         mean, lo, hi = one.regret
-        n_shapes = sum(each.regret is not None for each in one.shapes)
-        yield (
-            f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token ({lo:.3g} to {hi:.3g}, "
-            f"{counted(one.n_seeds, 'seed')}, {counted(n_shapes, 'shape')}); rms over shapes, for a definition: "
-            f"carry_regret: {one.rms:.3g}"
-        )
+        known = [each for each in one.shapes if each.regret is not None]
+        counts = commas([counted(one.n_seeds, "seed"), counted(len(known), "shape")])
+        told = f"{one.setting}: carrying lr from {shape} adds {mean:.3g} nat/token"
+        if diverged := [each.shape for each in known if each.regret == math.inf]:
+            lr = f"lr={known[0].lr:g}, the best at {shape}"
+            yield f"{one.setting}: {lr}, diverged at {'; '.join(diverged)}: do not carry it there"
+        elif math.isinf(one.rms):
+            yield f"{told} ({counts}): one seed has no interval, and states no carry_regret"
+        else:
+            ends = f"{lo:.3g} to {hi:.3g}, {counts}"
+            yield f"{told} ({ends}); rms over shapes, for a definition: carry_regret: {one.rms:.3g}"
     for one in found:
         for each in one.shapes:
             if each.regret is None:

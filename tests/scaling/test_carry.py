@@ -39,6 +39,8 @@ def test_the_regret_of_one_shape_by_hand():
     assert found.rms == pytest.approx(0.2) and found.n_seeds == 3
     (of_one_seed,) = carry_of(runs(loss, depths=(2, 8), seeds=[1]), "val_loss", {"n_layers": 2})
     assert of_one_seed.regret == (pytest.approx(0.2), -np.inf, np.inf)
+    (line, _) = carry_lines([of_one_seed], {"n_layers": 2})  # no definition takes an infinite carry_regret
+    assert line.endswith("adds 0.2 nat/token (1 seed, 1 shape): one seed has no interval, and states no carry_regret")
 
 
 def test_a_shape_that_did_not_run_the_carried_lr_has_no_regret_and_is_left_out():
@@ -112,15 +114,19 @@ def test_noise_alone_is_no_regret():
     assert np.mean(covered) >= 0.9
 
 
-def test_a_shape_where_the_carried_lr_diverged_has_no_regret_but_is_told():
+@pytest.mark.parametrize("seeds", [SEEDS, [1]])
+@pytest.mark.filterwarnings("error")
+def test_a_shape_where_the_carried_lr_diverged_has_no_regret_but_is_told(seeds):
     def loss(_, depth, lr, seed):
         return float("nan") if depth == 8 and lr == 0.004 else 2 + abs(lr - 0.004)
 
-    found = runs(loss, depths=(2, 4, 8))
+    found = runs(loss, depths=(2, 4, 8), seeds=seeds)
     found.loc[found["val_loss"].isna(), "outcome"] = "diverged"
     (carried,) = carry_of(found, "val_loss", {"n_layers": 2})
     assert {one.shape: one.regret for one in carried.shapes} == {"n_layers=4": 0.0, "n_layers=8": np.inf}
-    assert carried.regret[0] == np.inf
+    assert carried.regret == (np.inf, np.inf, np.inf)
+    (line, _) = carry_lines([carried], {"n_layers": 2})
+    assert line == "all runs: lr=0.004, the best at n_layers=2, diverged at n_layers=8: do not carry it there"
 
 
 def test_a_setting_may_be_a_mapping():
