@@ -153,6 +153,7 @@ def _values(
     """The numbers of the imported rows, and the values of each field in them."""
     mistakes, missing = list[str](), list[str]()
     fields: dict[str, _Values] = {}
+    outcomes = _outcomes(table, parsed)
     lacking = set[int]()
     for name, entry in table_map.entries.items():
         try:
@@ -160,7 +161,10 @@ def _values(
         except ValueError as error:
             mistakes.append(f"fields.{name}: {error}")
             continue
-        absent = [number for number in numbers if fields[name][number] is None and not entry.optional]
+        may_lack = {*numbers} if entry.optional else set[int]()
+        if name not in SETTABLE:  # a run that diverged has no results
+            may_lack |= {number for number, outcome in outcomes.items() if outcome == "diverged"}
+        absent = [number for number in numbers if fields[name][number] is None and number not in may_lack]
         lacking.update(absent)
         if absent and table_map.missing == "refuse":
             rows = f"{counted(len(absent), 'row')}, first in row {absent[0]}"
@@ -177,7 +181,7 @@ def _values(
         constants[name] = dict.fromkeys(numbers, typed)
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, {"outcome": _outcomes(table, parsed)} | constants | fields
+    return kept, {"outcome": outcomes} | constants | fields
 
 
 def _outcomes(table: Table, parsed: Mapping[str, Expression]) -> _Values:

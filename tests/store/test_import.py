@@ -169,10 +169,16 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
     with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_out"):
         take_in(tmp_path / "two", rows)
     assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
-    for infinite in ("inf", "Infinity", "1e999"):  # of a run that diverged, as `judge` takes it
-        rows = (*ROWS, f"c,8,8,0.001,10,400,A,{infinite},")
-        with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_o"):
-            take_in(tmp_path / "two", rows)
+
+
+@pytest.mark.parametrize("missing", ["refuse", "leave_out"])
+@pytest.mark.parametrize("infinite", ["inf", "Infinity", "1e999"])
+def test_a_run_with_an_infinite_loss_diverged_and_is_never_left_out(tmp_path, infinite, missing):
+    """As `judge` takes it; nor does it lack other results, but for a setting that it does not state."""
+    table_map = f"{MAP.replace('optional: true', 'optional: false')}missing: {missing}\n"
+    rows = ("a,2,8,0.001,10,100,A,2,1", f"c,8,8,0.001,10,400,A,{infinite},")
+    assert take_in(tmp_path, rows, table_map).incomplete == 0
+    assert frame_of(tmp_path)["outcome"].tolist() == ["ok", "diverged"]
 
 
 @pytest.mark.parametrize(
