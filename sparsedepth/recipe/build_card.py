@@ -78,7 +78,7 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
     is_complete = bool(contents) and len(contents) == len(manifests)
     facts = [manifest_facts(content) for content in contents if is_complete]
     cost = runs.reindex(columns=["device", "seconds", "node_hours"])
-    seconds = pd.to_numeric(cost["seconds"], errors="coerce").fillna(0.0).groupby(cost["device"]).sum()
+    seconds = pd.to_numeric(cost["seconds"], errors="coerce").dropna().groupby(cost["device"]).sum()
     on_nodes = cost["node_hours"].dropna()
     options = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
     paths = shlex.join(names) or "DIR"

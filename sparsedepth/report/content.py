@@ -281,10 +281,10 @@ def table_of_provenance(runs: pd.DataFrame) -> PageTable:
     rows = [(name, value, n) for name in facts for value, n in Counter(facts[name].dropna()).most_common()]
     started = sorted(runs["started"].dropna())
     rows += [("started", f"{started[0]} to {started[-1]}", len(started))] if started else []
-    seconds = pd.to_numeric(runs["seconds"], errors="coerce")
+    seconds = pd.to_numeric(runs["seconds"], errors="coerce").dropna()
     on_nodes = runs["node_hours"].dropna()
     time = "wall-clock time of all runs; a trunk counts in each of its branches"
-    rows.append((time, f"{seconds.sum() / 3600:.3g} h", len(runs)))
+    rows += [(time, f"{seconds.sum() / 3600:.3g} h", len(seconds))] if len(seconds) else []
     if len(on_nodes):
         rows.append(("node hours on a cluster, lost starts included", f"{on_nodes.sum():.3g} h", len(on_nodes)))
     return table_of({"fact": "", "value": "", "runs": ""}, rows)

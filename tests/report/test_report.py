@@ -1,5 +1,6 @@
 """The report's sentences and tables: numbers of the rows, escaped names, a reproducible file."""
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from sparsedepth.cli.figures import report
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.forest import cells_of_store, effects_of
+from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Verification, write_card
 from sparsedepth.recipe.verify import with_verification
@@ -113,6 +115,15 @@ def test_of_a_single_run_that_diverged_no_answer_says_that_it_was_not_measured(t
     with open_store(tmp_path) as store:
         answers = [line.answer for line in content(store, [tmp_path]).answers]
     assert answers[0] == "val_loss is not known: the run diverged." and answers[3] == "1e+12 training FLOPs."
+
+
+def test_unknown_times_are_no_time(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 2.0}, manifest={"device": "cuda", "packages": {}})
+    with open_store(tmp_path) as store:
+        found = content(store, [tmp_path])
+    assert [row[:2] for row in texts(found.provenance)] == [["device", "cuda"]]
+    assert found.card.provenance.hours == {}
 
 
 def test_the_best_depth_is_the_highest_where_higher_is_better(results):
