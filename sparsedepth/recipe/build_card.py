@@ -80,7 +80,8 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
     cost = runs.reindex(columns=["device", "seconds", "node_hours"])
     seconds = pd.to_numeric(cost["seconds"], errors="coerce").dropna().groupby(cost["device"]).sum()
     on_nodes = cost["node_hours"].dropna()
-    options = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
+    depth = f"--depth {recipe.depth} " if recipe.depth else ""
+    options = f"{depth}--objective {recipe.objective} --matched {recipe.matched}"
     paths = shlex.join(names) or "DIR"
     return Provenance(
         folders=names,

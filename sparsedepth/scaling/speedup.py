@@ -139,7 +139,7 @@ def with_law(rows: pd.DataFrame) -> tuple[dict[int | None, pd.DataFrame], list[s
         return {None: rows}, []
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found:
-        raise ValueError(f"no compute multiplier: {'; '.join(reasons)}")
+        raise ValueError(f"no compute multiplier: {'; '.join(reasons) or 'no run has finished'}")
     return found, reasons
 
 

@@ -253,7 +253,7 @@ def counts(results: "pd.DataFrame | None", n_trained: int, n_models: int) -> str
         depths = commas(sorted({*results["n_layers"]}))
         n_seeds = finished.groupby("cell_id")["seed"].nunique()
         seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
-        seeds = seeds if n_seeds.any() else "unknown"
+        seeds = seeds if n_seeds.any() or n_seeds.empty else "unknown"
         trained = (
             f"{counted(len(finished), 'run')} of {counted(len(n_seeds), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"

@@ -117,6 +117,21 @@ def test_of_a_single_run_that_diverged_no_answer_says_that_it_was_not_measured(t
     assert answers[0] == "val_loss is not known: the run diverged." and answers[3] == "1e+12 training FLOPs."
 
 
+def test_of_runs_that_all_diverged_that_is_what_is_said(tmp_path):
+    """And no advice names a depth of None, or leaves its reason out."""
+    for seed, scale in itertools.product(range(2), ("none", "lns")):
+        make_run(
+            tmp_path, RunConfig(n_layers=6, depth_scale=scale, seed=seed), {"outcome": "diverged", "train_flops": 1e12}
+        )
+    with open_store(tmp_path) as store:
+        found = content(store, [tmp_path])
+        assert [line.answer for line in found.answers[1:3]] == ["all 4 runs diverged: there is nothing to compare"] * 2
+        assert "0 runs of 0 configurations finished, at n_layers 6, with 0 seeds each." in found.summary
+        assert found.card.provenance.command.startswith(f"sparsedepth recipe {tmp_path} --objective ")
+        with pytest.raises(NothingToDraw, match=r"^no compute multiplier: no run has finished$"):
+            FIGURES["ladder"].drawing(store)
+
+
 def test_unknown_times_are_no_time(tmp_path):
     for seed in range(2):
         make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 2.0}, manifest={"device": "cuda", "packages": {}})
