@@ -100,8 +100,10 @@ def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
 def isoflop(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
     trained_runs(store)
-    by_depth = f"select 1 from runs where {IS_RESULT} group by n_layers having count(distinct {BUDGET}) > 1 limit 1"
-    if not store.sql(by_depth).rows:  # before the rows of all settings are read
+    budgets = f"count(distinct coalesce({BUDGET}, train_flops))"
+    if not store.sql(
+        f"select 1 from runs where {IS_RESULT} group by n_layers having {budgets} > 1 limit 1"
+    ).rows:  # before the rows of all settings are read
         raise NothingToDraw(NO_CURVE)
     try:
         cells = budget_cells(store)
@@ -118,8 +120,9 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     shown["x"] = shown.groupby("panel")["train_flops"].transform(budget_of)  # of all depths: their budgets are one
     shown = shown.sort_values(["panel", "n_layers", "train_flops"])
     at = ["panel", "n_layers", "x"]
-    shown[BUDGET] = shown.groupby(at)[BUDGET].transform("first").astype(int)
-    points = intervals(shown, [*at, BUDGET])
+    points = intervals(shown, at)
+    tokens = points.join(shown.groupby(at)[BUDGET].first(), on=at)[BUDGET]
+    points.insert(len(at), BUDGET, tokens.astype(float).astype("Int64"))  # NULL where an import does not state them
     if not points.duplicated(at[:2]).any():
         raise NothingToDraw(NO_CURVE)
     points["setting"] = points["n_layers"].map(lambda depth: counted(depth, "layer"))

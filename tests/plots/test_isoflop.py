@@ -8,6 +8,7 @@ from sparsedepth.plots.draw import draw
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.scaling.crossover import crossovers
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.import_table import import_table
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,21 @@ def test_budgets_that_are_equal_but_for_rounding_are_one_place_of_the_envelope()
     runs = rows_of(rows)
     data = by_budget(runs, crossovers(cells_of_rows(runs)), "val_loss").data
     assert data["x"].nunique() == 3 and set(data.loc[data["is_lowest"], "n_layers"]) == {4}
+
+
+@pytest.mark.parametrize("known", [[], [1_000_000]])
+def test_budgets_are_told_apart_by_flops_where_an_import_does_not_state_tokens(tmp_path, known):
+    tokens = {4e11: None, 8e11: None} | dict(zip([4e11], known, strict=False))
+    lines = [f"{depth},{seed},{tokens[C] or ''},{C:g},{2 - C / 1e12 + 0.01 * seed + 1e-3 * depth * seed}"
+             for depth in (4, 8) for C in tokens for seed in range(3)]  # fmt: skip
+    (tmp_path / "runs.csv").write_text("\n".join(["l,s,t,c,y", *lines]))
+    fields = "{n_layers: l, seed: s, train_flops: c, val_loss: y, train_tokens: {of: t, optional: true}}"
+    (tmp_path / "map.yaml").write_text(f"source: x\nfields: {fields}\ncluster: y\n")
+    import_table(tmp_path / "runs.csv", tmp_path / "map.yaml", tmp_path / "theirs")
+    with open_store(tmp_path / "theirs") as store:
+        data = draw(store, "isoflop").drawings["isoflop"].data
+    assert data[["n_layers", "x", "n_seeds"]].to_numpy().tolist() == [[n, C, 3] for n in (4, 8) for C in tokens]
+    assert data["train_tokens"].dropna().tolist() == 2 * known
 
 
 def test_equal_flops_or_one_depth_are_no_curve(tmp_path):
