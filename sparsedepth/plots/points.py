@@ -245,13 +245,16 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
         cells[[f"{name}_lo", f"{name}_hi"]] = found[["lo", "hi"]].clip(*IN_RUNS[name].range)
     measured = [name for name in drawn if cells[name].notna().any()]
     pairs = [pair for pair in pairs if {*pair} <= {*measured}]
+    n_cells = len(cells)
     cells = cells.dropna(subset=measured)
     if len(cells) < 2 or not pairs:
         names = " and ".join(objectives) if len(objectives) > 1 else "a val_loss and a cost"
         raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
     cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
     noun = "proposal" if objectives else "configuration"
-    notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms.values())
+    notes = not_shown(n_diverged, noun, " with a diverged run")
+    notes += not_shown(n_cells - len(cells), noun, " without all of these quantities")
+    notes += degeneracy_caption(forms.values())
     data = cells.drop(columns=["setting", "run_id"]).reset_index()
     return Drawing(data=data, page=partial(page_of_front, cells, pairs, noun, notes))
 

@@ -70,6 +70,15 @@ def test_diverged_and_unmeasured():
     assert "joint Pareto front of train_flops, val_loss. Line" in said
 
 
+def test_configurations_that_lack_a_quantity_of_the_others_are_told():
+    """As those of another folder, which did not measure usefulness."""
+    runs = grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4)
+    runs.loc[runs["weight_decay"] == 0.3, "usefulness"] = None
+    best = front(runs)
+    said = " ".join(best.page().get_supxlabel().split())
+    assert len(best.data) == 2 and "Not shown: 1 configuration without all of these quantities." in said
+
+
 def test_one_budget_is_no_panel_but_told():
     """Costs that differ by a router's weights are one. Alone it is drawn."""
     runs = grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4)
