@@ -135,13 +135,16 @@ def depth(given: FolderOptions, format: Format = None, out: OutFile = None) -> N
     from sparsedepth.scaling.crossover import crossover_table, crossovers
     from sparsedepth.scaling.points import budget_cells
     from sparsedepth.scaling.shapes import shapes_answer
+    from sparsedepth.store.setting import pending
+    from sparsedepth.words.differences import pending_text
     from sparsedepth.words.scaling import crossover_lines, shapes_lines
 
     format = choose_format(format, out)
     with given.open() as store:
         shapes = shapes_answer(store)
         found = [] if shapes and shapes.decides else crossovers(budget_cells(store))
-    lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else [])]
+        told = pending_text(pending(store))
+    lines = [*(shapes_lines(shapes) if shapes else []), *(crossover_lines(found) if found else []), told]
     table = shapes.table if shapes and shapes.decides else crossover_table(found)
     show(table, lines, format, out)
 

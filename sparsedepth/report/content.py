@@ -38,6 +38,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.packs import is_pack
 from sparsedepth.store.saved_queries import answered
 from sparsedepth.store.search import definitions_of, search_of
+from sparsedepth.store.setting import pending
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.sweep.status import scan
@@ -56,6 +57,8 @@ from sparsedepth.words.answers import (
     variance_line,
 )
 from sparsedepth.words.chain import evidence_lines, link_heading
+from sparsedepth.words.differences import pending_text
+from sparsedepth.words.plain_text import sentence_of
 from sparsedepth.words.recipe import claim_of
 from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
 from sparsedepth.words.runs import search_text
@@ -110,6 +113,8 @@ def content(
     runs_table = table_of_runs(runs)
     judged = effects.iloc[:0] if ladder else effects  # of a ladder the law judges, not one budget
     told = [*findings(runs, trained, cells, card, judged, links, n_failed, store.damaged)]
+    if trained is not None and (waiting := pending_text(pending(store))):
+        told.insert(0, sentence_of(waiting))
     if search and rankings:
         told[:0] = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
     answers, first = ladder or _top(store, runs, objective, card, cells, found, rankings)

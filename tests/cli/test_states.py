@@ -16,6 +16,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, drawable
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.recipe.choose import derive
+from sparsedepth.report.content import content
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store import saved_queries
 from sparsedepth.store.connection import open_store
@@ -168,7 +169,7 @@ SEARCH = {name: value for name, value in SEARCH.items() if name not in ("variant
 ASKED = (("recipe",), ("effects",), ("query", "--ask", "variance"), ("query", "--ask", "depth"))
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 8])
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("sweep", [GRID, BRANCHES], ids=["grid", "branches"])
 def test_pending_runs_are_told_by_every_answer_until_none_is_left(tmp_path, say, sweep, n):
     assert [*walk(tmp_path, (n,), sweep)] == [n]
@@ -180,6 +181,9 @@ def test_pending_runs_are_told_by_every_answer_until_none_is_left(tmp_path, say,
     with open_store(tmp_path) as store:
         for name, found in drawable(store, FIGURES):
             assert not isinstance(found, NothingToDraw) or (pending in str(found)) == (n < 8), name
+        assert (pending in content(store, [tmp_path]).summary[0]) == (n < 8)
+    if sweep is GRID and n > 4:  # else there is one depth
+        assert (pending in say("scaling", "depth", tmp_path)) == (n < 8)
 
 
 def test_a_depth_never_run_and_a_setting_never_varied_are_no_pending_runs(tmp_path, say):
