@@ -99,6 +99,8 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
             raise _with_source(texts, error) from None
     _write(out, rows, {"table": texts.name, "table_sha256": texts.sha256}, read_regular(map_path))
     runs = [run for run, *_ in rows]
+    n_beyond = sum(len(_beyond(known)) for *_, known in rows)
+    beyond = [f"{counted(n_beyond, 'value')} of layers that a run does not have left out"] if n_beyond else []
     stated = {name for run in runs for name in run.config}
     return Imported(
         rows=opened.n_rows,
@@ -107,7 +109,7 @@ def import_table(source: Any, map_path: Path, out: Path, read: Callable[[Any, Ch
         incomplete=len(numbers) - len(runs),
         clusters=len({run.cluster or run.run_id for run in runs}),
         unknown=tuple(name for name in runs[0].unknown if name not in stated),
-        notes=tuple(opened.notes),
+        notes=(*opened.notes, *beyond),
     )
 
 
@@ -306,20 +308,25 @@ def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text:
         write_pack(aside, read_rows(stored), contents, len(rows))
 
 
+def _beyond(known: Row) -> list[str]:
+    """The fields of layers that a run does not have."""
+    return [name for name in known if "@" in name and not 0 <= int(name.partition("@")[2]) <= known["n_layers"]]
+
+
 def _record(run: ImportedRun, known: Row, manifest: Row, folder: Path) -> Files:
     facts = {name: known[name] for name in FACTS if name in known}
     summary = {"outcome": "ok", **{name: known[name] for name in OUTCOMES if name in known}}
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
     if tokens and params:
         summary.setdefault("tokens_per_param", tokens / params)
-    n_layers = run.config["n_layers"]
+    beyond = _beyond(known)
     layers = [
         {"step": 0, "layer": int(layer), "metric": metric, "value": value}
         for name, value in known.items()
         for metric, at, layer in [name.partition("@")]
-        if at and 0 <= int(layer) <= n_layers
+        if at and name not in beyond
     ]
-    summary.setdefault("residual_variance_last", known.get(f"residual_variance@{n_layers}"))
+    summary.setdefault("residual_variance_last", known.get(f"residual_variance@{known['n_layers']}"))
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},

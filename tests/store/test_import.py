@@ -98,7 +98,8 @@ layers:
 def test_columns_of_layers_are_rows_of_layers(tmp_path):
     """Their blocks are numbered from 0; a number beyond the last layer of a run, and a missing one, is none."""
     rows = [f"{row},{more}" for row, more in zip(ROWS, ("1,4,9,.5", "2,8,NA,.25", "1,2,3,"), strict=True)]
-    take_in(tmp_path, rows, MAP + LAYERS, f"{HEADER},var_0,var_1,var_2,growth_of_2")
+    taken = take_in(tmp_path, rows, MAP + LAYERS, f"{HEADER},var_0,var_1,var_2,growth_of_2")
+    assert taken.notes == ("1 value of layers that a run does not have left out",)
     with open_store(tmp_path / "theirs") as store:
         found = store.sql(
             "select n_layers, train_tokens / 1000, layer, metric, value from layers join runs using (run_id)"
