@@ -140,7 +140,8 @@ def summary_of(folder: Path) -> "SweepSummary":
     summary = sweep_summary(folder)
     if summary.states or summary.definition:
         return summary
-    below = {path.parent for name in (DEFINITION, INDEX, RUNS, WORK) for path in folder.glob(f"*/{name}")}
+    names = [f"{level}/{name}" for level in ("*", "*/*") for name in (DEFINITION, INDEX, RUNS, WORK)]
+    below = {path.parent for name in names for path in folder.glob(name)}
     if below:
         first = shlex.join(["sparsedepth", "status", str(min(below))])
         raise ValueError(f"{folder} holds {counted(len(below), 'results folder')}; give one of them: {first}")

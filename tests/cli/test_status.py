@@ -348,7 +348,7 @@ def test_status_of_measured_models_names_what_ranks_them(tmp_path):
 
 
 def test_status_above_several_results_folders_names_a_command_for_one(tmp_path):
-    for name in ("b", "it's a"):
+    for name in ("b", "a/it's a"):  # as deep as `query` looks for them
         make_run(tmp_path / name, RunConfig(), {"val_loss": 1.0})
     _, err = sparsedepth("status", tmp_path, code=2)
     assert err.count("\n") == 1
