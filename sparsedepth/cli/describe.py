@@ -5,7 +5,6 @@ Every commented line '# key: value' of a template is valid: without its '# ' the
 import json
 from importlib.resources import files
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal, get_args
 
 from typer import Argument, Option
@@ -15,7 +14,7 @@ from sparsedepth.cli.option import TextFormat
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
-from sparsedepth.words.plain_text import commas, did_you_mean, terminal_width
+from sparsedepth.words.plain_text import commas, did_you_mean, in_shell, terminal_width
 from sparsedepth.words.schema import column_text, type_text
 
 Kind = Literal["sweep", "run", "import", "models"]
@@ -55,7 +54,7 @@ def init(
     if path.exists():
         raise ValueError(f"{path} already exists and is not overwritten; give another file name")
     check_parent(path)
-    shown = quote(str(path))
+    shown = in_shell(path)
     if ladder is not None and (kind != "sweep" or like):
         fix = "leave out --like" if like else f"write `init sweep FILE --ladder {ladder}`"
         raise ValueError(f"--ladder {ladder} is for a sweep of its own; {fix}")

@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
@@ -12,7 +11,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Deadline, Folder
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import commas, counted
+from sparsedepth.words.plain_text import commas, counted, in_shell
 
 if TYPE_CHECKING:
     from sparsedepth.exchange.export import Exported
@@ -91,7 +90,7 @@ def import_(given: ImportCommand) -> None:
         print(f"note: {note}")
     if result.unknown:
         print(f"{unknown_text(result.unknown)} in every run: NULL, and named in the column unknown_fields")
-    folder = quote(str(out))
+    folder = in_shell(out)
     print("a recipe from imported runs fails its in-sample test: their other choices are unknown")
     print(f"next:\n  sparsedepth best {folder}")
     print(f"  sparsedepth scaling fit {folder}{' --cluster run' if result.clusters < result.runs else ''}")

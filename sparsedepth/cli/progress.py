@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 from rich.console import Console
 from rich.live import Live
@@ -22,6 +21,7 @@ from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, varied_fields
 from sparsedepth.words.effects import all_diverged
+from sparsedepth.words.plain_text import in_shell
 from sparsedepth.words.progress import complete_text, next_text, progress_lines, running_lines, share_text
 from sparsedepth.words.sweep import run_text
 
@@ -170,6 +170,6 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
             print(told)
             return
         ranking = best(store, definition.objective, top=20)
-    questions = next_text(quote(str(out)), definition.is_search)
+    questions = next_text(in_shell(out), definition.is_search)
     then = f"\n{all_diverged(ranking.n_runs)}" if ranking.n_diverged == ranking.n_runs else questions
     print(f"\n{heading(ranking)}\n{ranking_table(ranking)}\n{then}")

@@ -2,7 +2,6 @@
 
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch."""
 
-import shlex
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +12,7 @@ from typer.core import TyperGroup
 from sparsedepth.cli import option
 from sparsedepth.cli.option import Folder, FolderOptions, Objective, RecipeDepth, ResultOptions, WorkerOptions
 from sparsedepth.cli.start_sweep import machine_of, run_driver
-from sparsedepth.words.plain_text import commas, counted
+from sparsedepth.words.plain_text import commas, counted, in_shell
 from sparsedepth.words.runs import search_text
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class RecipeCommand(FolderOptions):
             compute = worth(store, objective)
             told = pending_text(pending(store))
         if search is not None:
-            names = shlex.join(map(str, paths))
+            names = in_shell(*paths)
             raise ValueError(
                 f"{names} holds {search_text(search)}; sparsedepth best {names} shows how to rerun the best points"
             )
@@ -133,16 +132,16 @@ def derive(
     data = card_path(out)
     kind = "recipe" if card.recipe.changes else "baseline"
     store = "DIR" if is_pack(given.paths[0]) else str(given.paths[0])  # a pack is only read
-    command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
+    command = f"sparsedepth train {in_shell(out)} --out {in_shell(store)}"
     print(f"\n{kind}: {out}; train it with: {command}\ncard: {page_path(out)} and {data}")
     if card.recipe.untested:
-        pair = shlex.quote(str(pair_path(out)))
+        pair = in_shell(pair_path(out))
         print(f"test {' with '.join(card.recipe.untested)}: sparsedepth sweep {pair} --out DIR")
     if card.recipe.defaulted:
         n_defaults = counted(len(card.recipe.defaulted), "field")
         print(f"first set what the imported table does not state: {n_defaults}, named in {out}, at our defaults")
     if card.recipe.changes:
-        print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
+        print(f"verify it on fresh seeds: sparsedepth recipe verify {in_shell(data)} --out DIR")
 
 
 @dataclass(frozen=True, kw_only=True)

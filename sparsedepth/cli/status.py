@@ -4,7 +4,6 @@ They write nothing except the cache of rows that `query` also uses."""
 
 import json
 import re
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import TableOrJson
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import commas, counted, visible
+from sparsedepth.words.plain_text import commas, counted, in_shell, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def summary_of(folder: Path) -> "SweepSummary":
     names = [f"{level}/{name}" for level in ("*", "*/*") for name in (DEFINITION, INDEX, RUNS, WORK)]
     below = {path.parent for name in names for path in folder.glob(name)}
     if below:
-        first = shlex.join(["sparsedepth", "status", str(min(below))])
+        first = f"sparsedepth status {in_shell(min(below))}"
         raise ValueError(f"{folder} holds {counted(len(below), 'results folder')}; give one of them: {first}")
     raise no_run([folder])
 

@@ -4,7 +4,6 @@ next to the recipe's results, if it has the same claim from the same runs."""
 
 import hashlib
 import json
-import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from sparsedepth.scaling.crossover import baselines_at_budgets
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.packs import read_file
 from sparsedepth.store.setting import BUDGET
+from sparsedepth.words.plain_text import in_shell
 from sparsedepth.words.recipe import claim_of
 from sparsedepth.words.scaling import not_worth
 
@@ -82,7 +82,7 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
     on_nodes = cost["node_hours"].dropna()
     depth = f"--depth {recipe.depth} " if recipe.depth else ""
     options = f"{depth}--objective {recipe.objective} --matched {recipe.matched}"
-    paths = shlex.join(names) or "DIR"
+    paths = in_shell(*names) or "DIR"
     return Provenance(
         folders=names,
         run_ids=sorted(used["run_id"]),

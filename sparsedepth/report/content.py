@@ -1,6 +1,5 @@
 """The sentences and tables of the report, computed from the rows of the store."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ from sparsedepth.words.answers import (
 )
 from sparsedepth.words.chain import evidence_lines, link_heading
 from sparsedepth.words.differences import pending_text
-from sparsedepth.words.plain_text import sentence_of
+from sparsedepth.words.plain_text import in_shell, sentence_of
 from sparsedepth.words.recipe import claim_of
 from sparsedepth.words.report import LINK_MEANINGS, VARIANCE, counts, search_sentences, summary
 from sparsedepth.words.runs import search_text
@@ -116,7 +115,7 @@ def content(
     if trained is not None and (waiting := pending_text(pending(store))):
         told.insert(0, sentence_of(waiting))
     if search and rankings:
-        told[:0] = search_sentences(rankings[0], search_text(search), shlex.join(map(str, folders)))
+        told[:0] = search_sentences(rankings[0], search_text(search), in_shell(*folders))
     answers, first = ladder or _top(store, runs, objective, card, cells, found, rankings)
     return Content(
         answers=answers,

@@ -13,7 +13,6 @@ import base64
 import hashlib
 import math
 import re
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -36,7 +35,7 @@ from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.sweep.status import SweepSummary, sweep_summary, varied_fields
-from sparsedepth.words.plain_text import counted, duration, visible
+from sparsedepth.words.plain_text import counted, duration, in_shell, visible
 from sparsedepth.words.recipe import card_markdown, paragraph, sentence
 from sparsedepth.words.status import best_text, counts_text, remark_lines, running_text
 from sparsedepth.words.sweep import run_text
@@ -121,7 +120,7 @@ def html(folders: Sequence[Path], parts: Fields | None, live: Fields | None = No
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
-        command=" ".join(shlex.quote(str(folder)) for folder in folders),
+        command=in_shell(*folders),
     )
 
 

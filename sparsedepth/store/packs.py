@@ -12,7 +12,6 @@ The Parquet files of a run are made again from the rows when they are needed. Li
 import functools
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.schema import KEYS, TABLES
 from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, StoredTable, stored_run
-from sparsedepth.words.plain_text import did_you_mean, one_line, utf8
+from sparsedepth.words.plain_text import did_you_mean, in_shell, one_line, utf8
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -282,7 +281,7 @@ def no_run(roots: Sequence[Path]) -> ValueError:
     """Says why there is no complete run, and what helps."""
     from sparsedepth.config.sweep import DEFINITION
 
-    names, first = (shlex.join(map(str, some)) for some in (roots, roots[:1]))
+    names, first = (in_shell(*some) for some in (roots, roots[:1]))
     told = f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
     if all((root / DEFINITION).is_file() for root in roots):
         told = f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"

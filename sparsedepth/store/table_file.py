@@ -17,7 +17,6 @@ import io
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +32,7 @@ import pyarrow as pa
 from sparsedepth.files import NotRegularError, read_regular, refuse_empty, unreadable
 from sparsedepth.outside import SECONDS, in_child
 from sparsedepth.store.fences import FENCES, after, limited, lock, read_only, refuse_functions, stoppable, syntax_nodes
-from sparsedepth.words.plain_text import counted, database_line
+from sparsedepth.words.plain_text import counted, database_line, in_shell
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
@@ -86,7 +85,7 @@ class Texts:
 def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
     """The columns of a table that `choose` takes. Raises ValueError, one line, also for what that raises."""
     if path.suffix.lower() not in SUFFIXES:
-        folder = f"; of a results folder: sparsedepth effects {shlex.quote(str(path))}" if path.is_dir() else ""
+        folder = f"; of a results folder: sparsedepth effects {in_shell(path)}" if path.is_dir() else ""
         raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}{folder}")
     if not path.exists():
         raise ValueError(f"{str(path)!r} does not exist; name a table")

@@ -1,13 +1,12 @@
 """The ranking of configurations (`store.best`)."""
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth import quantities
 from sparsedepth.words.degeneracy import caution, degeneracy_text, weakness_text
 from sparsedepth.words.differences import baseline_text, cost_text, data_text, depth_text, setting_label
 from sparsedepth.words.effects import in_brackets
-from sparsedepth.words.plain_text import commas, counted, wrapped
+from sparsedepth.words.plain_text import commas, counted, in_shell, wrapped
 from sparsedepth.words.runs import import_note, layers_hint, search_text, version_text
 from sparsedepth.words.table import fitted_table
 from sparsedepth.words.values import number_text
@@ -33,7 +32,7 @@ def heading(ranking: "Ranking") -> str:
         cut = f", cut at {' and '.join(bounds)}" if bounds else ""
         interval = f"with 95% interval (Student's{cut})"
     if search:
-        folder = shlex.join(map(str, ranking.roots))
+        folder = in_shell(*ranking.roots)
         advice = (
             f"\nto run these again with new seeds:\n  sparsedepth best {folder} --top {min(3, ranking.n_cells)} "
             f"--again again.yaml && sparsedepth sweep again.yaml -o {folder}-again"
@@ -81,7 +80,7 @@ def answer(ranking: "Ranking") -> str:
     is_measured = all(row.get("model") for row in ranking.table.records())
     if ranking.search or ranking.n_cells == 1 or is_measured:  # a search's heading has its own advice
         return page
-    folders = shlex.join(map(str, ranking.roots))
+    folders = in_shell(*ranking.roots)
     advice = (
         f"to test differences over shared seeds: `sparsedepth effects {folders}`; "
         f"to choose what to train: `sparsedepth recipe {folders}`"

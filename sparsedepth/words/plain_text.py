@@ -3,6 +3,7 @@ untrusted text made safe for it."""
 
 import math
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,11 @@ def interval(lo: float | None, hi: float | None, digits: str = ".3g", name: str 
 def commas(values: Iterable[object]) -> str:
     """'4, 8, 16'"""
     return ", ".join(map(str, values))
+
+
+def in_shell(*paths: object) -> str:
+    """Paths as in a command: quoted, and none of them an option."""
+    return shlex.join(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)
 
 
 def sentence_of(text: str) -> str:

@@ -1,4 +1,6 @@
-from sparsedepth.words.plain_text import cause_of, database_line, error_text, without_password, wrapped
+from pathlib import Path
+
+from sparsedepth.words.plain_text import cause_of, database_line, error_text, in_shell, without_password, wrapped
 
 
 def test_sentences_go_on_two_columns_further_in():
@@ -18,3 +20,7 @@ def test_an_error_is_shown_in_one_line_by_its_words_where_they_are_meant_to_be_r
     assert error_text(ValueError()) == "ValueError: "
     assert error_text(KeyError("a")) == "KeyError: 'a'"
     assert len(error_text(OSError("x" * 999))) < 320
+
+
+def test_a_path_in_a_command_is_quoted_and_no_option():
+    assert in_shell(Path("a b"), "-x", "it's") == """'a b' ./-x 'it'"'"'s'"""
