@@ -125,7 +125,8 @@ def test_of_runs_that_all_diverged_that_is_what_is_said(tmp_path):
         )
     with open_store(tmp_path) as store:
         found = content(store, [tmp_path])
-        assert [line.answer for line in found.answers[1:3]] == ["all 4 runs diverged: there is nothing to compare"] * 2
+        told = "all 4 complete runs diverged: run them again with a lower lr"
+        assert [line.answer for line in found.answers[1:3]] == [told] * 2
         assert "0 runs of 0 configurations finished, at n_layers 6, with 0 seeds each." in found.summary
         assert found.card.provenance.command.startswith(f"sparsedepth recipe {tmp_path} --objective ")
         with pytest.raises(NothingToDraw, match=r"^no compute multiplier: no run has finished$"):
