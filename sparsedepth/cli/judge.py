@@ -35,6 +35,7 @@ class JudgeCommand:
     target: Annotated[float | None, Option(help="is each variant's mean loss below this one? p < .01, one-sided")] = (
         None
     )
+    where: Annotated[str | None, Option(help="only rows that satisfy this condition: \"variant != 'old'\"")] = None
     deadline: Deadline = 60.0
 
     def compute(self) -> "Judgement | TargetJudgement":
@@ -50,11 +51,11 @@ class JudgeCommand:
             raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
         if self.target is None:
             return judgement_of(
-                Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline
+                Path(self.table), dict(pairs), self.baseline, self.variant, self.asymptote, self.deadline, self.where
             )
         if beside := [name for name in ("baseline", "asymptote") if getattr(self, name) is not None]:
             raise ValueError(f"--{beside[0]} is for comparing variants, and --target compares with a number; drop one")
-        return judge_target(Path(self.table), dict(pairs), self.target, self.variant, self.deadline)
+        return judge_target(Path(self.table), dict(pairs), self.target, self.variant, self.deadline, self.where)
 
 
 @option.command

@@ -30,7 +30,7 @@ from sparsedepth.scaling.ladder import MIN_BUDGETS
 from sparsedepth.scaling.speedup import Losses, Speedup, check_baseline, in_time, worth_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import by_value
-from sparsedepth.words.judge import used_text
+from sparsedepth.words.judge import used_text, where_option
 
 SEED_IN_NAME = re.compile(r"(.+?)[-_ .]*(?:seed|run)?[-_ .=]*(\d+)", re.IGNORECASE)
 BASELINES = ("baseline", "base", "control", "default", "reference")
@@ -79,10 +79,11 @@ def judge(
     variant: str | None = None,
     asymptote: float | None = None,
     deadline: float = SECONDS,
+    where: str | None = None,
 ) -> Judgement:
     """The verdicts, of all variants or of one. `asymptote`: L_inf of the law of a ladder, pinned; `deadline`: seconds
-    without progress in which the table must be read. Raises ValueError, one line."""
-    table = read_runs(path, columns or {}, deadline)
+    without progress in which the table must be read; `where`: of these rows alone. Raises ValueError, one line."""
+    table = read_runs(path, columns or {}, deadline, where)
     runs = table.runs
     low, high = runs["loss"].min(), runs["loss"].max()
     if low < 0 < high:
@@ -107,7 +108,7 @@ def _of_seeds(table: TableRuns, losses: "LossesOf", baseline: str, variant: str 
     """Of variants with several seeds each."""
     runs = table.runs
     n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
-    pairs = [_pair(losses, n_runs, name, baseline) for name in losses if name != baseline]
+    pairs = [_pair(losses, n_runs, name, baseline, table.columns["variant"]) for name in losses if name != baseline]
     is_paired = "seed" in table.columns and all(len(pair.own.keys() & pair.base) > 1 for pair in pairs if pair.own)
     rows, luck = _judged(pairs, is_paired)
     curve, reason = _curve({budget: own for budget, own in losses[baseline].items() if own})
@@ -210,11 +211,12 @@ def _losses(runs: pd.DataFrame) -> LossesOf:
     return losses
 
 
-def _pair(losses: LossesOf, n_runs: Counter, name: str, baseline: str) -> JudgedPair:
-    """Raises ValueError without a budget in common."""
+def _pair(losses: LossesOf, n_runs: Counter, name: str, baseline: str, column: str) -> JudgedPair:
+    """`column`: of variants. Raises ValueError without a budget in common."""
     budget = max(losses[name].keys() & losses[baseline].keys(), default=None)
     if budget is None:
-        raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common; leave one of them out")
+        told = f"{name!r} and the baseline {baseline!r} have no budget in common; leave one of them out"
+        raise ValueError(f"{told} with {where_option(column, '!=', name)}")
     own, base = losses[name][budget], losses[baseline][budget]
     return JudgedPair(name, budget, own, base, (n_runs[name, budget] - len(own), n_runs[baseline, budget] - len(base)))
 

@@ -14,8 +14,8 @@ import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.table_file import Table, by_value, number_of, open_table, quoted, read_texts
-from sparsedepth.words.plain_text import did_you_mean
+from sparsedepth.store.table_file import Table, by_value, condition, number_of, open_table, quoted, read_texts
+from sparsedepth.words.plain_text import counted, did_you_mean
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
@@ -85,12 +85,24 @@ def _check_given(header: Sequence[str], given: Mapping[str, str]) -> None:
         raise ValueError(f"no column {absent[0]!r}; {near}")
 
 
-def read_runs(path: Path, given: Mapping[str, str], seconds: float) -> TableRuns:
-    """The runs of a table, with `given`: what is read -> its column. Raises ValueError for rows that are no runs."""
-    texts = read_texts(path, lambda header: [*dict.fromkeys(find_columns(header, given).values())], seconds)
+def read_runs(path: Path, given: Mapping[str, str], seconds: float, where: str | None = None) -> TableRuns:
+    """The runs of a table, with `given`: what is read -> its column; `where`: a condition on rows. Raises ValueError
+    for rows that are no runs."""
+
+    def used(header: Sequence[str]) -> list[str]:
+        of_where = () if where is None else condition(where, header).columns
+        return [*dict.fromkeys([*find_columns(header, given).values(), *of_where])]
+
+    texts = read_texts(path, used, seconds)
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
+        if where is not None:
+            table.keep(condition(where, texts.names).sql)
         runs, notes = _rows(path, table, names), table.notes
+        if n_left_out := table.n_rows - len(runs):
+            notes = [*notes, f"{counted(n_left_out, 'row')} left out by where"]
+    if runs.empty and where is not None:
+        raise ValueError(f"{path}: no row meets --where {where!r}; change it")
     _check_one_lr(runs, path, names.pop("lr", ""))
     notes = [*notes, *(_against_size(runs, path) if is_flops(names) else ())]
     is_ladder = _is_ladder(runs, path, has_runs="seed" in names)

@@ -43,12 +43,17 @@ class TargetJudgement(NamedTuple):
 
 
 def judge_target(
-    path: Path, columns: Mapping[str, str], target: float, variant: str | None, deadline: float
+    path: Path,
+    columns: Mapping[str, str],
+    target: float,
+    variant: str | None,
+    deadline: float,
+    where: str | None = None,
 ) -> TargetJudgement:
     """Raises ValueError, one line."""
     if not math.isfinite(target):
         raise ValueError(f"--target {target} is no loss; give a number such as 3.28")
-    table = read_runs(path, columns, deadline)
+    table = read_runs(path, columns, deadline, where)
     names = [*dict.fromkeys(table.runs["variant"])]
     if variant is not None:
         check_variant(variant, names)

@@ -346,6 +346,15 @@ class Expression(NamedTuple):
     """The column, if the expression is only its name."""
 
 
+def condition(text: str, columns: Collection[str]) -> Expression:
+    """Of a row. Raises ValueError, one line."""
+    with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
+        try:
+            return parse(connection, text, columns, is_condition=True)
+        except ValueError as error:
+            raise ValueError(f"{error}; the table has {', '.join([*columns][:20])}") from None
+
+
 def parse(
     connection: duckdb.DuckDBPyConnection, text: str, columns: Collection[str], is_condition: bool = False
 ) -> Expression:

@@ -1,5 +1,7 @@
 """Words of a judgement on a table of runs: what was read and used, and the answer in a sentence or two."""
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -159,6 +161,15 @@ def _advice(records: Sequence[Row]) -> str:
     if effect is None or effect >= 0 or wanted is None:
         return text
     return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"
+
+
+def where_option(column: str, relation: str, value: str | float) -> str:
+    """'--where "name != 'old'"', for a shell."""
+    name = column if column.isidentifier() else f"`{column}`"
+    literal = repr(value) if isinstance(value, float) else "'{}'".format(value.replace("'", "''"))
+    condition = f"{name} {relation} {literal}"
+    needs_quotes = re.search(r'[`$"\\]', condition)
+    return f"--where {shlex.quote(condition)}" if needs_quotes else f'--where "{condition}"'
 
 
 def used_text(table: "TableRuns", n_used: int, others: str, is_ladder: bool) -> str:

@@ -1,6 +1,7 @@
 """The verdict on variants of a table: planted improvements are found, lucky seeds are not, columns are guessed."""
 
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -186,6 +187,8 @@ def test_json_and_exit_codes(command, tmp_path):
         ("variant,loss,flops\na,1,1\na,diverged,2\nb,2,1\n", (), "leave it empty of a run that diverged"),
         ("variant,loss,flops,params\na,3,1,1\na,2,2,2\na,2,2,2\nb,3,1,1\n", (), "row 3 is 'a' again"),
         ("variant,accuracy\na,1\nb,2\n", ("--column", "loss=accuracy"), "better when higher"),
+        ("variant,loss\na,1\nb,2\n", ("--where", "los < 2"), "no column 'los'; the table has variant, loss"),
+        ("variant,loss\na,1\nb,2\n", ("--where", "loss > 2"), "no row meets --where 'loss > 2'; change it"),
     ],
 )
 def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
@@ -193,6 +196,20 @@ def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
     path.write_text(text)
     _, err = command("judge", path, *arguments, code=2)
     assert reason in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("column", ["variant", "Run Name $HOME"])
+def test_a_variant_without_a_common_budget_is_left_out_as_the_refusal_says(column, command, tmp_path):
+    path, given = tmp_path / "runs.csv", ("--column", f"variant={column}")
+    rows = [
+        (name, seed, 3 - (0.1 - seed**2 / 1e3) * (name == "new"), 1e17) for name in ("base", "new") for seed in range(3)
+    ]
+    rows.append(("it's old", 0, np.nan, 3e17))
+    pd.DataFrame(rows, columns=[column, "seed", "loss", "flops"]).to_csv(path, index=False)
+    _, error = command("judge", path, *given, code=2)
+    fix = shlex.split(error.partition("leave one of them out with ")[2])
+    out, _ = command("judge", path, *given, *fix)
+    assert "used: 6 of 6 runs; 1 row left out by where" in out and "Better: 'new'" in out
 
 
 def test_a_results_folder_is_sent_to_effects(command, tmp_path):
