@@ -14,7 +14,7 @@ import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.table_file import Table, by_value, condition, number_of, open_table, quoted, read_texts
+from sparsedepth.store.table_file import Table, Texts, by_value, condition, number_of, open_table, quoted, read_texts
 from sparsedepth.words.plain_text import counted, did_you_mean
 
 NAMES = {
@@ -94,6 +94,13 @@ def read_runs(path: Path, given: Mapping[str, str], seconds: float, where: str |
         return [*dict.fromkeys([*find_columns(header, given).values(), *of_where])]
 
     texts = read_texts(path, used, seconds)
+    try:
+        return _runs_of(texts, path, given, where)
+    except ValueError as error:
+        raise ValueError(texts.placed(str(error))) from None
+
+
+def _runs_of(texts: Texts, path: Path, given: Mapping[str, str], where: str | None) -> TableRuns:
     names = find_columns(texts.names, given)
     with open_table(texts) as table:
         if where is not None:
@@ -140,9 +147,8 @@ def _rows(path: Path, table: Table, names: Mapping[str, str]) -> pd.DataFrame:
     runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
     for kind in ("variant", "budget", "seed"):
         if kind in names and (absent := runs[kind].isna()).any():
-            row = runs["row"][absent].iloc[0]
-            line = f"row {row}{f', line {row + 1},' * (path.suffix in ('.csv', '.tsv'))}"
-            raise ValueError(f"{path}: {line} has no {names[kind]}; fill it in, or delete the row")
+            told = f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}"
+            raise ValueError(f"{told}; fill it in, or delete the row")
     for kind in ("variant", "seed", "lr"):
         runs[kind] = [None if pd.isna(value) else by_value(value) for value in runs[kind]]
     runs["budget"] = runs["budget"].fillna(0.0)

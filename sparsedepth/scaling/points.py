@@ -57,12 +57,10 @@ def read_points(
     that is not a positive number, or no points at all."""
     names = [name.strip() for name in cluster.split(",")] if cluster else []
     if source.is_dir():
-        points = _from_folder(source, where, names)
-    elif where is not None:
+        return _checked(_from_folder(source, where, names), str(source))
+    if where is not None:
         raise ValueError(f"where={where!r} is a condition over runs, and {str(source)!r} is not a results folder")
-    else:
-        points = _from_table(source, names, seconds)
-    return _checked(points, str(source))
+    return _from_table(source, names, seconds)
 
 
 def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
@@ -114,8 +112,8 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
 
 
 def _from_table(source: Path, cluster: list[str], seconds: float) -> pd.DataFrame:
-    """Points of a table of rows: of one cluster where they share these columns. Raises ValueError for a column that is
-    missing."""
+    """Checked points of a table of rows: of one cluster where they share these columns. Raises ValueError for a column
+    that is missing."""
 
     def chosen(have: Sequence[str]) -> list[str]:
         if missing := [name for name in (*COLUMNS[1:], *cluster) if name not in have]:
@@ -131,7 +129,10 @@ def _from_table(source: Path, cluster: list[str], seconds: float) -> pd.DataFram
     n = len(COLUMNS) + 1
     rows = [(*row[:n], f"row {row[0]}" if None in row[n:] or not cluster else cluster_of(row[n:])) for row in found]
     points = pd.DataFrame(rows, columns=["row", *COLUMNS, "cluster"])
-    return points if cluster else points.drop(columns="cluster")
+    try:
+        return _checked(points if cluster else points.drop(columns="cluster"), str(source))
+    except ValueError as error:
+        raise ValueError(texts.placed(str(error))) from None
 
 
 def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:

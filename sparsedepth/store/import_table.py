@@ -130,12 +130,10 @@ def _runs_in(table: Table, table_map: TableMap, parsed: Mapping[str, Expression]
 
 
 def _with_source(texts: Texts, error: Mistakes) -> ValueError:
-    """The first mistakes, with the tracker's ids of the rows."""
+    """The first mistakes, with the ids of the rows."""
     n_more = len(error.mistakes) - MAX_MISTAKES
     told = "; ".join([*error.mistakes[:MAX_MISTAKES], *[f"and {n_more} more"] * (n_more > 0)])
-    if texts.ids:
-        told = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({texts.ids[int(row[1]) - 1]})", told)
-    return ValueError(f"{texts.source}: {told}")
+    return ValueError(f"{texts.source}: {texts.placed(told)}")
 
 
 _Values = dict[int, Any]
@@ -284,7 +282,7 @@ def _rows_of(
         config = {name: value for name, value in known.items() if name in SETTABLE}
         run = ImportedRun.model_construct(origin=source, cluster=clusters[number], config=config)
         if (other := first.setdefault(run.run_id, number)) != number:
-            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
+            mistakes.append(f"row {other} and row {number} are equal in all mapped fields")
         rows.append((run, number, known))
     if mistakes:
         fix = (

@@ -79,7 +79,12 @@ class Texts:
     notes: Sequence[str] = ()
     """what was done to names"""
     ids: Sequence[str] = ()
-    """of the rows, where a tracker names them"""
+    """of the rows: what a tracker names them, or 'line 3' of a text, as an editor counts"""
+
+    def placed(self, told: str) -> str:
+        """A message with the id of each 'row 2' in it."""
+        ids = {str(number): f" ({name})" for number, name in enumerate(self.ids, start=1)}
+        return re.sub(r"\brow (\d+)", lambda row: row[0] + ids.get(row[1], ""), told)
 
 
 def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
@@ -95,7 +100,11 @@ def read_texts(path: Path, choose: Choose, seconds: float = SECONDS) -> Texts:
     head, stream = in_child(lambda: _parts(path, content, choose), repr(str(path)), seconds)
     columns = pa.ipc.open_stream(stream).read_all()
     sha256 = hashlib.sha256(content).hexdigest()
-    return Texts(source=str(path), name=path.name, sha256=sha256, columns=columns, **json.loads(head))
+    first = {".jsonl": 1, ".csv": 2, ".tsv": 2}.get(path.suffix.lower(), 0)
+    # Not where lines are empty, or a value has several.
+    is_row_a_line = first and content.rstrip().count(b"\n") == columns.num_rows + first - 2
+    ids = [f"line {first + row}" for row in range(columns.num_rows)] if is_row_a_line else []
+    return Texts(source=str(path), name=path.name, sha256=sha256, columns=columns, ids=ids, **json.loads(head))
 
 
 def _parts(path: Path, content: bytes, choose: Choose) -> Iterator[bytes]:

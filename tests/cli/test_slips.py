@@ -132,7 +132,7 @@ def test_experts_take_one_message(tmp_path):
 TABLE = "variant,seed,val_loss,tokens\nbase,0,3.1,8\nbase,1,3.2,8\nnew,0,3.0,8\nnew,1,3.1,8\n"
 OF_A_FILE = {
     "separator": ("judge", "t.csv", TABLE.replace(",", ";"), "the separator seems to be ';'; save it with commas"),
-    "empty field": ("judge", "t.csv", TABLE.replace("new,1,3.1,8", "new,1,3.1,"), "row 4, line 5, has no tokens; fill"),
+    "empty field": ("judge", "t.csv", TABLE.replace("new,1,3.1,8", "new,1,3.1,"), "row 4 (line 5) has no tokens; fill"),
     "a table to plan": ("plan", "t.csv", TABLE, "this is a table: sparsedepth judge "),
 }
 

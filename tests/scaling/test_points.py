@@ -42,7 +42,7 @@ def test_a_cluster_may_be_named_na_and_a_size_is_missing_as_na(tmp_path):
 def test_a_value_that_is_no_positive_number_is_named_with_its_row(tmp_path, bad):
     points = planted(grid()).astype({"loss": object})
     points.loc[6, "loss"] = bad
-    with pytest.raises(ValueError, match=r"loss is .* in row 7, the first of 1 such of 80; a positive number"):
+    with pytest.raises(ValueError, match=r"loss is .* in row 7 .line 8., the first of 1 such of 80; a positive number"):
         read_points(write(tmp_path, points))
 
 

@@ -167,7 +167,9 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
     assert (taken.runs, taken.excluded) == (1, 2) and frame_of(tmp_path)["seed"].tolist() == [1]
     rows = (*ROWS, "c,8,8,0.001,10,400,A,,")
     (tmp_path / "two").mkdir()
-    with pytest.raises(ValueError, match=r"val_loss has no value in 1 row, first in row 4; state missing: leave_out"):
+    with pytest.raises(
+        ValueError, match=r"val_loss has no value in 1 row, first in row 4 .line 5.; state missing: leave_out"
+    ):
         take_in(tmp_path / "two", rows)
     assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
 
@@ -208,7 +210,7 @@ def test_na_is_a_missing_number_and_a_text(tmp_path):
     (tmp_path / "two").mkdir()
     unlisted = (*ROWS[:2], "b,4,8,0.001,10,200,NA,1.0,0.25")
     optional = MAP.replace("B: post}", "B: post}, optional: true")
-    with pytest.raises(ValueError, match="'kind' is \"NA\" in row 3, which `values` does not list"):
+    with pytest.raises(ValueError, match=r"'kind' is \"NA\" in row 3 .line 4., which `values` does not list"):
         take_in(tmp_path / "two", unlisted, optional)
     take_in(tmp_path / "two", unlisted, optional.replace("B: post", "NA: null"))
     assert frame_of(tmp_path / "two")["norm"].tolist()[:2] == ["pre", "pre"]
@@ -340,7 +342,7 @@ def test_what_is_no_number_is_not_computed(tmp_path, field, kind):
         ("0.001,10", "fast,10", "column 'lr' is \"fast\" in row 1"),
         ("0.001,10", "-1,10", "lr=-1.0 must be greater than 0"),
         ("0.001,10", "inf,10", "column 'lr' is \"inf\" in row 1"),
-        ("2,8", "2.5,8", "n_layers is 2.5 in row 1 (and in 1 more rows): a whole number is needed"),
+        ("2,8", "2.5,8", "n_layers is 2.5 in row 1 (line 2) (and in 1 more rows): a whole number is needed"),
         ("2.0,0.5", "2.0,50", "usefulness=50 must be from 0 to 1; state its unit, or multiply in `of`: 50.0 in row 1"),
         ("2.0,0.5", "-2.0,0.5", "val_loss=-1.38629 must be from 0 to inf"),
     ],
@@ -546,7 +548,7 @@ RATE = {"header": HEADER.replace("lr", "rate")}
         (with_map("width / 4", "width / 5"), "a whole number is needed; change `of`", {}),
         (with_map("{of: bits, unit: bit}", "bits / (depth - 2)"), "is Infinity in row 1 .*: no finite number", {}),
         (with_map("cluster", "where: depth > 9\ncluster"), "no row meets where: depth > 9; change it", {}),
-        ({"rows": (*ROWS, ROWS[0])}, "rows 1 and 4 are equal in all mapped fields", {}),
+        ({"rows": (*ROWS, ROWS[0])}, r"row 1 .line 2. and row 4 .line 5. are equal in all mapped fields", {}),
     ],
 )
 def test_advice_on_a_table_works(tmp_path, wrong, says, right):
