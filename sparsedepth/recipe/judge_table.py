@@ -5,16 +5,20 @@ evaluations of one run, and are refused; but rows at budgets that differ by more
 budget, are a ladder: one run at each. A missing loss is a run that diverged. FLOPs within 1% are one budget, unless a
 seed has two runs there."""
 
+import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.depths import budget_of
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.table_file import Table, Texts, by_value, condition, number_of, open_table, quoted, read_texts
+from sparsedepth.words.judge import where_option
 from sparsedepth.words.plain_text import counted, did_you_mean
 
 NAMES = {
@@ -36,6 +40,8 @@ MIXED = 100.0
 """FLOPs over 6 x parameters x tokens may differ by this factor between rows of one unit."""
 DISAGREEING = 0.1
 RUN = ["variant", "budget", "seed"]
+FAR, SLIPPED = 20.0, 5.0
+"""A loss is far from the others of its variant beyond so many times their spread, and so many times their median."""
 
 
 class TableRuns(NamedTuple):
@@ -122,9 +128,38 @@ def _runs_of(texts: Texts, path: Path, given: Mapping[str, str], where: str | No
             f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
             f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
         )
+    for told in _slip(runs, names["loss"]):
+        warnings.warn(texts.placed(told), stacklevel=2)
     runs = _one_budget(runs, names)
     runs["seed"] = pd.factorize(runs["seed"].fillna("-"))[0]
     return TableRuns(names, runs, notes, is_ladder)
+
+
+def _slip(runs: pd.DataFrame, column: str) -> Iterator[str]:
+    """The first loss that is far from all others of its variant, or of the variants with one run or two, as after a
+    slipped decimal: its logarithm is over ln SLIPPED, and FAR median distances, from the median of the others."""
+    known = runs[runs["loss"].abs() > 0].sort_values("row")
+    n_runs = known.groupby("variant")["loss"].transform("size")
+    found = []
+    for rows in known.groupby(known["variant"].where(n_runs > 2, "")).indices.values():
+        logs = np.log10(np.abs(known["loss"].to_numpy()[rows]))
+        one = np.abs(logs - np.median(logs)).argmax()
+        others = np.delete(logs, one)
+        if len(others) < 2:
+            continue
+        median = np.median(others)
+        spread, shift = np.median(np.abs(others - median)), logs[one] - median
+        # A task that one run solves has a small loss, too, but seldom 10 or 100 times smaller.
+        is_slip = abs(shift - round(shift)) < 0.05 or (shift > 0 and spread > 0)
+        if is_slip and abs(shift) > max(math.log10(SLIPPED), FAR * spread):
+            found.append((known.iloc[rows[one]], math.copysign(10**median, known["loss"].iloc[0])))
+    for row, median in found[:1]:
+        fix = where_option(column, "is distinct from", float(row["loss"]))
+        more = f"; so are {len(found) - 1} more" * (len(found) > 1)
+        yield (
+            f"{column} is {row['loss']:g} in row {row['row']}, of {row['variant']!r}: the median of the others is "
+            f"{median:.4g}; correct it if it is a slip, or leave it out with {fix}{more}"
+        )
 
 
 def check_variant(name: str, names: Sequence[str], beside: str = "") -> None:

@@ -214,6 +214,31 @@ def test_a_variant_without_a_common_budget_is_left_out_as_the_refusal_says(colum
     assert "used: 6 of 6 runs; 1 row left out by where" in out and "Better: 'new'" in out
 
 
+@pytest.mark.parametrize("slip", [338, 0.295])
+def test_a_slipped_decimal_is_warned_of_and_left_out_as_the_warning_says(slip, command, tmp_path):
+    path = table(tmp_path / "runs.csv", np.random.default_rng(1), [-0.05, 0.0])
+    frame = pd.read_csv(path)
+    assert not command("judge", path)[1]
+    frame.loc[5, "val_loss"] = slip
+    frame.to_csv(path, index=False)
+    _, error = command("judge", path, "--format", "json", code=3)
+    median = frame["val_loss"].drop(5)[frame["name"] == "v1"].median()
+    told = f"val_loss is {slip} in row 6 (line 7), of 'v1': the median of the others is {median:.4g}"
+    assert told in error and error.count("\n") == 1
+    out, error = command("judge", path, *shlex.split(error.partition("leave it out with ")[2]))
+    assert "1 row left out by where" in out and "Better: 'v1'" in out and not error
+
+
+def test_a_task_that_few_runs_solve_and_a_long_ladder_have_no_slips(command, tmp_path):
+    losses = [1.2, 1.21, 1.19, 0.03, 1.2, 1.22, 1.21, 0.05]
+    path = tmp_path / "runs.csv"
+    runs = pd.DataFrame({"variant": ["base"] * 4 + ["new"] * 4, "seed": [0, 1, 2, 3] * 2, "loss": losses})
+    runs.to_csv(path, index=False)
+    assert not command("judge", path, code=3)[1]
+    rungs(path, lambda c: power_law(c) + 4e34 / c**2)
+    assert not command("judge", path)[1]
+
+
 def test_a_results_folder_is_sent_to_effects(command, tmp_path):
     _, err = command("judge", tmp_path, code=2)
     assert "is not a table; use one of .csv, " in err and f"results folder: sparsedepth effects {tmp_path}" in err
