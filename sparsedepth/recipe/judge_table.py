@@ -128,7 +128,7 @@ def _runs_of(texts: Texts, path: Path, given: Mapping[str, str], where: str | No
             f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
             f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
         )
-    for told in _slip(runs, names["loss"]):
+    for told in (*_slip(runs, names["loss"]), *_one_name_twice(runs)):
         warnings.warn(texts.placed(told), stacklevel=2)
     runs = _one_budget(runs, names)
     runs["seed"] = pd.factorize(runs["seed"].fillna("-"))[0]
@@ -160,6 +160,16 @@ def _slip(runs: pd.DataFrame, column: str) -> Iterator[str]:
             f"{column} is {row['loss']:g} in row {row['row']}, of {row['variant']!r}: the median of the others is "
             f"{median:.4g}; correct it if it is a slip, or leave it out with {fix}{more}"
         )
+
+
+def _one_name_twice(runs: pd.DataFrame) -> Iterator[str]:
+    """The first variants whose names differ only in upper case."""
+    alike: dict[str, list[str]] = {}
+    for name in runs["variant"].unique():
+        alike.setdefault(name.lower(), []).append(name)
+    for names in [names for names in alike.values() if len(names) > 1][:1]:
+        told = f"{' and '.join(map(repr, names))} are taken as different variants, and differ in upper case only"
+        yield f"{told}: write one name in the table if they are one"
 
 
 def check_variant(name: str, names: Sequence[str], beside: str = "") -> None:

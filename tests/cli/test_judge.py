@@ -239,6 +239,17 @@ def test_a_task_that_few_runs_solve_and_a_long_ladder_have_no_slips(command, tmp
     assert not command("judge", path)[1]
 
 
+def test_variants_that_differ_in_case_are_named(command, tmp_path):
+    path = tmp_path / "runs.csv"
+    names = ["base", "Muon W", "muon w"]
+    lines = [f"{name},{seed},{3 + seed**2 / 100}" for name in names for seed in range(3)]
+    path.write_text("\n".join(["variant,seed,loss", *lines]))
+    _, error = command("judge", path, "--baseline", "base", code=3)
+    assert "'Muon W' and 'muon w' are taken as different variants, and differ in upper case only" in error
+    path.write_text(path.read_text().replace("Muon W", "soap"))
+    assert not command("judge", path, "--baseline", "base", code=3)[1]
+
+
 def test_a_results_folder_is_sent_to_effects(command, tmp_path):
     _, err = command("judge", tmp_path, code=2)
     assert "is not a table; use one of .csv, " in err and f"results folder: sparsedepth effects {tmp_path}" in err
