@@ -34,6 +34,7 @@ def judgement_lines(found: "Judgement") -> Iterator[str]:
     empty = {"baseline"} if any(record["diverged"] for record in records) else {"baseline", "diverged"}
     yield fitted_table(found.table.of_columns({*found.table.columns} - empty), OPTIONAL).text
     if found.luck and found.luck[0] > 1:
+        yield f"lo, hi: of each variant by itself; 'better', 'worse': p adjusted over the variants, below {ALPHA}"
         yield "The lowest of {} equal variants would seem better by {:.2g}, by luck alone.".format(*found.luck)
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:

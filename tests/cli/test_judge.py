@@ -157,6 +157,13 @@ def test_columns_are_found_by_their_usual_names():
             find_columns(["name", name], {"loss": name})
 
 
+def test_what_is_adjusted_for_the_number_of_variants_is_said(command, tmp_path):
+    told = "lo, hi: of each variant by itself; 'better', 'worse': p adjusted over the variants, below 0.05"
+    for effects, is_told in (([-0.05, 0], True), ([-0.05], False)):
+        out, _ = command("judge", table(tmp_path / "runs.csv", np.random.default_rng(1), effects))
+        assert (told in " ".join(out.split())) == is_told
+
+
 def test_json_and_exit_codes(command, tmp_path):
     path = table(tmp_path / "runs.csv", np.random.default_rng(1), [0.05, 0])
     out, _ = command("judge", path, "--format", "json", "--variant", "v1", code=4)
