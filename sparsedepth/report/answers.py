@@ -17,6 +17,7 @@ from sparsedepth.effects.depths import budgets_of, depths_of
 from sparsedepth.effects.frame import depth_effects, setting_effects
 from sparsedepth.effects.listing import turned_at_own_lr
 from sparsedepth.effects.second_look import with_second_looks
+from sparsedepth.quantities import IN_RUNS
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.crossover import SAME, Crossover, baselines_at_budgets, every_budget
 from sparsedepth.scaling.shapes import ShapesAnswer, shapes_answer
@@ -37,6 +38,7 @@ from sparsedepth.words.report import (
     VARIANCE,
     depth_notes,
     depth_sentence,
+    harm_text,
     raised_line,
     variance_notes,
     variance_sentence,
@@ -109,7 +111,7 @@ def _read(store: Store) -> pd.DataFrame:
 
 def variance_answer(cells: Cells) -> Answer:
     """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
-    cells, runs = cells.of_outcome(VARIANCE), cells.runs
+    of_loss, cells, runs = cells, cells.of_outcome(VARIANCE), cells.runs
     if cells.settings is None or not cells.is_measured:
         return Answer(sentence=nothing_text(cells))
     usable = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
@@ -125,7 +127,8 @@ def variance_answer(cells: Cells) -> Answer:
     rows = [_variance_row(name, *frames) for name in settings]
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
-        sentence=variance_sentence(variance),
+        sentence=variance_sentence(variance)
+        + _harm(variance, setting_effects(of_loss), *(frames[1:] if names[-1] == usable.form else ())[-1:]),
         table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=variance_notes(
             cells,
@@ -138,6 +141,19 @@ def variance_answer(cells: Cells) -> Answer:
         rows=_as_table(pd.concat([frame for frame in frames if len(frame)], ignore_index=True)),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
     )
+
+
+def _harm(variance: pd.DataFrame, *frames: pd.DataFrame) -> str:
+    """What the settings that lower the variance at its deepest depth worsen there, as effects of these frames show."""
+    depth = variance.loc[variance["estimate"].notna(), "n_layers"].max()
+    lower = variance[(variance["n_layers"] == depth) & (variance["verdict"] == "lower")]["setting"]
+    harm: dict[str, list[str]] = {}
+    for frame in frames:
+        for row in frame[(frame["n_layers"] == depth) & frame["setting"].isin(lower)].itertuples():
+            if row.verdict == {"low": "higher", "high": "lower"}.get(IN_RUNS[row.outcome].better):
+                verb = "raises" if row.verdict == "higher" else "lowers"
+                harm.setdefault(row.setting, []).append(f"{verb} {row.outcome}")
+    return harm_text(harm)
 
 
 def _raised(n_layers: int, names: Sequence[str], frames: Sequence[pd.DataFrame]) -> str:

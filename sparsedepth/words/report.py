@@ -79,6 +79,13 @@ def variance_sentence(variance: "pd.DataFrame") -> str:
     return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."
 
 
+def harm_text(harm: Mapping[str, Sequence[str]]) -> str:
+    """' There depth_scale=lns raises val_loss, n_kv_heads=1 lowers usefulness; so harm 2 more settings.'"""
+    named = [f"{name} {listed(done)}" for name, done in sorted(harm.items(), key=lambda one: one[0].count(","))]
+    more = counted(len(named) - MOST_NAMED, "more setting") if len(named) > MOST_NAMED else ""
+    return f" There {', '.join(named[:MOST_NAMED])}{f'; so harm {more}' if more else ''}." if named else ""
+
+
 def raised_line(n_layers: int, raised: Mapping[str, Sequence[str]]) -> str:
     """'raised at 12 layers: weight_sparsity by weight_decay=1; usefulness by no setting'; '' without a quantity."""
     by = (f"{name} by {_named(settings) if settings else 'no setting'}" for name, settings in raised.items())

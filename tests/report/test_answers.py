@@ -65,6 +65,21 @@ def test_what_lowers_and_what_raises_the_variance_are_both_named():
     assert found.sentence == ("At 8 layers depth_scale=lns lowers the residual variance, and n_kv_heads=1 raises it.")
 
 
+def test_the_harm_of_what_lowers_the_variance_is_said_where_it_is_shown():
+    runs = runs_of(depth_scale=["none", "lns"], n_kv_heads=[4, 1])
+    is_lns = runs["depth_scale"] == "lns"
+    rising = runs["val_loss"].where(~is_lns, runs["val_loss"] + 1)
+    found = variance_answer(runs[runs["n_kv_heads"] == 4].assign(val_loss=rising))
+    assert (
+        found.sentence
+        == "At 8 layers depth_scale=lns lowers the residual variance. There depth_scale=lns raises val_loss."
+    )
+    falling = runs["val_loss"].where(~is_lns, runs["val_loss"] - 1)
+    assert "raises" not in variance_answer(runs.assign(val_loss=falling)).sentence
+    shallow = runs["val_loss"].where(~is_lns | (runs["n_layers"] == 8), runs["val_loss"] + 1)
+    assert "raises" not in variance_answer(runs.assign(val_loss=shallow)).sentence
+
+
 def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
     sentence = variance_answer(runs_of(n_kv_heads=[4, 1])).sentence
     assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a change by a factor")
