@@ -40,7 +40,9 @@ def init(
     kind: Annotated[Kind, Argument(help="what the file defines")] = "sweep",
     file: Annotated[Path | None, Argument(help="file to write; default ./KIND.yaml")] = None,
     out: Annotated[Path | None, Option("-o", "--out", help="same as FILE")] = None,
-    corpus: Annotated[str | None, Option(help="your text, in place of Python's standard library")] = None,
+    corpus: Annotated[
+        str | None, Option(help="your text, in place of Python's standard library; not with --like")
+    ] = None,
     like: Annotated[str | None, Option(help="copy an example: quickstart, depth; of import: gemstones")] = None,
     ladder: Annotated[int | None, Option(help="a sweep of so many sizes whose budgets double, by depth")] = None,
 ) -> None:

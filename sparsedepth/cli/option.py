@@ -224,10 +224,7 @@ class SlurmOptions(WorkerOptions):
 
     gpus: Annotated[
         str | None,
-        Option(
-            help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2; "
-            "with --on h100: how many"
-        ),
+        Option(help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2"),
     ] = None
     partition: Annotated[str | None, Option(help="--on slurm: partition (queue)")] = None
     time: Annotated[str | None, Option(help="--on slurm: time limit per task, such as 4:00:00")] = None

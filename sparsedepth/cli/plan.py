@@ -34,6 +34,7 @@ class PlanCommand(SlurmOptions, DefinitionOptions):
         Folder | None,
         Option(help="earlier results, for the noise; of a ladder, or its table"),
     ] = None
+    gpus: Annotated[str | None, Option(help="as of sweep; with --on h100: how many")] = None
     seed_sd: Annotated[float | None, Option(help="instead of --pilot: that noise, such as 0.05")] = None
     effect: Annotated[float | None, Option(help="with either: print the seeds needed to detect this")] = None
     on: Annotated[str | None, Option(help="another device: cpu, a100, h100, h200; or slurm")] = None

@@ -337,3 +337,10 @@ def test_a_folder_of_models_is_no_place_for_a_sweep(tmp_path):
         _, err = sparsedepth(command, definition(tmp_path), "-o", tmp_path / "models", code=2)
         assert "models holds a model (llama/model.safetensors), and no sweep; name a new --out" in err
     assert [*(tmp_path / "models").iterdir()] == [tmp_path / "models" / "llama"]
+
+
+def test_help_promises_only_what_a_command_takes(command):
+    """`sweep` refuses --on h100, and `init sweep` --corpus with --like."""
+    texts = {name: " ".join(command(*name.split(), "--help")[0].split()) for name in ("sweep", "plan", "init sweep")}
+    assert "--on h100" not in texts["sweep"] and "--on h100: how many" in texts["plan"]
+    assert "not with --like" in texts["init sweep"]
