@@ -80,10 +80,10 @@ def variance_sentence(variance: "pd.DataFrame") -> str:
 
 
 def harm_text(harm: Mapping[str, Sequence[str]]) -> str:
-    """' There depth_scale=lns raises val_loss, n_kv_heads=1 lowers usefulness; so harm 2 more settings.'"""
+    """' There depth_scale=lns raises val_loss; n_kv_heads=1 lowers usefulness; so harm 2 more settings.'"""
     named = [f"{name} {listed(done)}" for name, done in sorted(harm.items(), key=lambda one: one[0].count(","))]
     more = counted(len(named) - MOST_NAMED, "more setting") if len(named) > MOST_NAMED else ""
-    return f" There {', '.join(named[:MOST_NAMED])}{f'; so harm {more}' if more else ''}." if named else ""
+    return f" There {'; '.join(named[:MOST_NAMED])}{f'; so harm {more}' if more else ''}." if named else ""
 
 
 def raised_line(n_layers: int, raised: Mapping[str, Sequence[str]]) -> str:
