@@ -16,7 +16,7 @@ from typer import Argument, Option
 from sparsedepth.cli import option
 from sparsedepth.cli.option import TableOrJson
 from sparsedepth.files import MARKER
-from sparsedepth.words.plain_text import commas, counted, in_shell, visible
+from sparsedepth.words.plain_text import commas, counted, did_you_mean, in_shell, visible
 from sparsedepth.words.status import remark_lines, status_lines, status_text, task_text
 
 if TYPE_CHECKING:
@@ -242,7 +242,8 @@ def _matching(prefix: str, scratches: "Sequence[Scratch]", where: str) -> "Scrat
     """The only one whose run_id has this prefix. Raises ValueError."""
     matches = {scratch.run_id: scratch for scratch in scratches if scratch.run_id.startswith(prefix)}
     if len(matches) != 1:
-        found = commas(sorted(matches)) or "none"
+        near = did_you_mean(prefix, [scratch.run_id for scratch in scratches], "none")
+        found = commas(sorted(matches)) or near
         raise ValueError(
             f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}; `sparsedepth logs DIR` lists them"
         )
@@ -258,6 +259,8 @@ def _print_log(scratch: "Scratch", follow: bool) -> None:
         sys.stdout.write(visible(scratch.log.read_text(encoding="utf-8", errors="replace"), keep="\n\r\t"))
     else:
         leader = scratch
+    if not leader.log.stat().st_size and not follow:
+        print(f"the log of {scratch.run_id} is empty: {leader.log}")
     with open(leader.log, encoding="utf-8", errors="replace") as file:
         is_running = True
         while is_running:

@@ -118,6 +118,16 @@ def test_the_run_of_an_interrupted_train_is_shown(tmp_path):
     assert "no complete run under" in err
 
 
+def test_logs_of_an_unknown_run_and_of_an_empty_log_say_so(standing):
+    results, works = standing
+    run_id = works[1].run_id
+    wrong = run_id[:5] + run_id[6] + run_id[5] + run_id[7:] if run_id[5] != run_id[6] else run_id[:5] + run_id[6:]
+    _, err = sparsedepth("logs", results, wrong, code=2)
+    assert f"matches: did you mean {run_id!r}?" in err
+    works[1].log.write_text("")
+    assert sparsedepth("logs", results, run_id)[0] == f"the log of {run_id} is empty: {works[1].log}\n"
+
+
 def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     results, works = standing
     configs = known_runs(Plan(sweep_definition(results / "sweep.yaml")), results)
