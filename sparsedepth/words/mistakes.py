@@ -125,7 +125,8 @@ def how_to_write(types: set[str], value: Any, message: str = "") -> str:
             return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}"
         if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
             return f": write {value.replace(',', '')}"
-        return f": list each value: {commas(parts)}" if len(parts) > 1 else ""
+        several = f": one value; several go under 'space' of a sweep, as [{commas(parts)}], or in --vary"
+        return several if len(parts) > 1 else ""
     if types == {"literal_error"}:
         near = did_you_mean(CHOICES.get(text.lower(), text.lower()), re.findall(r"'([^']+)'", message), "")
         return f"; {near}" if near else ""

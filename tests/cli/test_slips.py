@@ -54,7 +54,7 @@ SLIPS = {
     ),
     "range of an axis": (
         ("plan", "--vary", "n_layers=4-12"),
-        "list each value: 4, 12",
+        "one value; several go under 'space' of a sweep, as [4, 12], or in --vary",
         ("plan", "--vary", "n_layers=4, 12"),
     ),
     "quote in a text": (asked("depth_scale = 'it's'"), "as two quotes: 'it''s'", asked("depth_scale <> 'it''s'")),

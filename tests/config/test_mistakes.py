@@ -120,7 +120,8 @@ def test_seeds_may_be_a_number():
     for wrong in (True, "three"):
         message = told(SweepDefinition, {**ASKED, "seeds": wrong})
         assert f"seeds={wrong!r} must be a whole number, or a list of whole numbers" in message
-    assert "list each value: 12, 24 (" in told(RunConfig, {"n_layers": "12 to 24"})
+    several = "one value; several go under 'space' of a sweep, as [12, 24], or in --vary ("
+    assert several in told(RunConfig, {"n_layers": "12 to 24"})
     many = "n_layers=[12, 24] must be a whole number: one value; several go under 'space', or 'tune', of a sweep ("
     assert many in told(RunConfig, {"n_layers": [12, 24]})
     assert told(RunConfig, {"n_heads": True}) == "x: n_heads=True must be a whole number (query heads)"
