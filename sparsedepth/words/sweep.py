@@ -76,7 +76,7 @@ def mismatch_fix(definition: "SweepDefinition", ratio: float, free: str | None) 
         return f"name a size to solve for: 'free: {example}', or change the cells"
     return (
         f"that is {ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}, at the best {free}; choose another 'free', "
-        "a larger model, or a larger 'tolerance'"
+        f"{'more train_tokens' if free == 'train_tokens' else 'a larger model'}, or a larger 'tolerance'"
     )
 
 

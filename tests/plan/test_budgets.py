@@ -81,6 +81,16 @@ TUNING = {"space": {"n_layers": [2]}, "tuning_seeds": [7, 8]}
         ({"matched": "flops", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
         ({"matched": "flops", "free": "d_expert", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
         ({"matched": "params_total", "free": "d_ff", "space": {"vocab_size": [264, 9999]}}, "tolerance 1.0%"),
+        (
+            {
+                "matched": "flops",
+                "free": "train_tokens",
+                "across": "depth",
+                "tolerance": 1e-6,
+                "space": {"n_layers": [3, 4]},
+            },
+            "more train_tokens, or a larger 'tol",
+        ),
         ({"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}}, "at the best d_ff"),
         ({"matched": "tokens", "tune": {"train_tokens": [1280, 2560, 5120]}, **TUNING}, "tokens"),
         ({"matched": "params_total", "tune": {"d_ff": [16, 32, 64]}, **TUNING}, "params_total"),
