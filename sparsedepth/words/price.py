@@ -71,7 +71,7 @@ def assumption_lines(priced: "PricedSweep") -> Iterator[str]:
         steps = commas(f"{depth}: {seconds:.4g}" for depth, seconds in priced.step_seconds.items())
         yield f"step_seconds: {{{steps}}}"
     if price.data_bytes is None:
-        yield "disk: excludes the tokenised text, whose length is unknown until it is read"
+        yield "disk: excludes the tokenised text, at most about 4 bytes per byte of it"
     if definition.tune:
         seeds = commas(definition.tuning_seeds)
         use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
