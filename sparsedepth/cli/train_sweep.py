@@ -34,7 +34,7 @@ from sparsedepth.words.plain_text import counted_are, visible
 from sparsedepth.words.price import price_line
 from sparsedepth.words.progress import header_text
 from sparsedepth.words.status import other_runs_text
-from sparsedepth.words.sweep import machine_text, plan_notes
+from sparsedepth.words.sweep import at_a_time_text, machine_text, plan_notes
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -143,7 +143,8 @@ def sweep(
         pricing.print_price(plan, pricing.priced_sweep(plan, setup, out if out.exists() else None))
         return
     at_least = " or more" if definition.tune else ""
-    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine_text(machine)}"
+    stacked = max(map(machine.stack_size, plan.expected_runs()), default=1)
+    where = f"{expected} runs{at_least} into {out}, {at_a_time_text(machine.workers, stacked)} {machine_text(machine)}"
     print(header_text(definition, [where, *plan_notes(plan)]))
     total = price(plan, setup)
     print(f"cost: {price_line(total)}")

@@ -85,6 +85,11 @@ def excess_text(excess: Mapping[Any, float], bounds: Mapping[Any, float]) -> str
     return commas(f"{name} is {value:.1%} above {bounds[name]:g}" for name, value in excess.items() if value > 0)
 
 
+def at_a_time_text(workers: int, stacked: int) -> str:
+    """'2 at a time on'; of runs of equal shape that are one model '2 times up to 8 of equal shape at a time on'."""
+    return f"{workers}{f' times up to {stacked} of equal shape' if stacked > 1 else ''} at a time on"
+
+
 def machine_text(machine: "Machine") -> str:
     """'cpu with 2 threads each'."""
     device = "cpu" if not machine.gpus else f"GPU {commas('+'.join(group) for group in machine.gpus)}"
