@@ -167,7 +167,7 @@ def _advice(records: Sequence[Row]) -> str:
 def where_option(column: str, relation: str, value: str | float) -> str:
     """'--where "name != 'old'"', for a shell."""
     name = column if column.isidentifier() else f"`{column}`"
-    literal = repr(value) if isinstance(value, float) else "'{}'".format(value.replace("'", "''"))
+    literal = "'{}'".format(value.replace("'", "''")) if isinstance(value, str) else repr(value)
     condition = f"{name} {relation} {literal}"
     needs_quotes = re.search(r'[`$"\\]', condition)
     return f"--where {shlex.quote(condition)}" if needs_quotes else f'--where "{condition}"'

@@ -86,8 +86,9 @@ def excess_text(excess: Mapping[Any, float], bounds: Mapping[Any, float]) -> str
 
 
 def at_a_time_text(workers: int, stacked: int) -> str:
-    """'2 at a time on'; of runs of equal shape that are one model '2 times up to 8 of equal shape at a time on'."""
-    return f"{workers}{f' times up to {stacked} of equal shape' if stacked > 1 else ''} at a time on"
+    """'2 at a time on'; where runs train as one model '2 stacks of up to 8 equal shapes at a time on'."""
+    stacks = f" {'stack' if workers == 1 else 'stacks'} of up to {stacked} equal shapes" if stacked > 1 else ""
+    return f"{workers}{stacks} at a time on"
 
 
 def machine_text(machine: "Machine") -> str:

@@ -27,7 +27,7 @@ def test_a_machine_is_its_devices_threads_and_processes():
 
 def test_runs_that_are_stacked_are_counted_beside_the_processes():
     assert sweep.at_a_time_text(2, 1) == "2 at a time on"
-    assert sweep.at_a_time_text(2, 8) == "2 times up to 8 of equal shape at a time on"
+    assert sweep.at_a_time_text(2, 8) == "2 stacks of up to 8 equal shapes at a time on"
 
 
 def test_a_running_run_says_what_is_known_of_it():
