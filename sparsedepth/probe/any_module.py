@@ -247,7 +247,10 @@ def own_pass(probed: ProbedModule, tokens_BT: Tensor, name: str) -> tuple[list[t
             returned = probed.run(tokens_BT)
         except Exception as error:
             told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise ValueError(f"the model cannot be run on these inputs ({told}); give them as it takes them") from error
+            fix = "give them as it takes them"
+            if isinstance(error, TypeError) and "argument" in told:
+                fix = "forward must take them alone, as with targets=None, and return logits"
+            raise ValueError(f"the model cannot be run on these inputs ({told}); {fix}") from error
     if [layer for layer, *_ in seen] != [*range(1, probed.n_layers + 1)]:
         order = ", ".join(f"{layer}" for layer, *_ in seen[:8])
         raise ValueError(f"the blocks of {name!r} run in the order {order or '(none)'} of their list; {_PASS_ON}")

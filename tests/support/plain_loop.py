@@ -66,6 +66,13 @@ class Capped(Plain):
         return {"loss": None, "logits": 2 * torch.tanh(self.words(F.rms_norm(x, (16,))) / 2)}
 
 
+class TakesTargets(Plain):
+    """Its forward gives the loss alone."""
+
+    def forward(self, ids, targets):
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), targets.flatten())
+
+
 class Mixing(Plain):
     """The first block's input is added to that of each, and half of the first block's output taken off at the end."""
 
