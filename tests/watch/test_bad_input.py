@@ -109,7 +109,7 @@ def quantised():
         (lambda: [llama(), llama()], IDS, {}, "a stage of a pipeline is not the whole model"),
         (lambda: "model", IDS, {}, "the model is a str, and must be a torch.nn.Module"),
         (partial(Capped, late=True), IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give"),
-        (TakesTargets, IDS, NAMES, "missing 1 .*'targets'.; forward must take them alone, as with targets=None, and ret"),
+        (TakesTargets, IDS, NAMES, "missing 1 .*'targets'.; forward must take them alone, as with targets=None"),
         (Headless, IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give loss="),
         (Plain, IDS, NAMES | {"measures": ["attention"]}, "reads parts of a block that are not known of this m"),
         (llama, (IDS, np.zeros(3)), {"layers": "model.layers"}, "8 inputs and 3 targets; give one target for each"),
