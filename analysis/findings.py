@@ -35,6 +35,7 @@ SCALARS, MHC = "preset=nanochat-scalars", "preset=mhc"
 GATED, VALUES = "gated_attention=channel", "value_residual=True"
 BOTH = f"{SCALARS}, {VALUES}"
 CARRIED = "lr_transfer_narrow lr_transfer_narrow_deep"
+SHALLOW, COMPLETEP_6 = "lr_transfer_shallow", "parametrisation=completep, base_depth=6"
 SHAPES = "depth_shape depth_shape_batch"
 REMEDIES_12 = "remedies_tuned remedies_tuned_more"
 REMEDIES_24 = "remedies_deep_tuned remedies_deep_tuned_more"
@@ -102,6 +103,8 @@ STATED = (
     *(Stated(8, REMEDIES_12, 12, setting, VARIANCE) for setting in (VALUES, GATED, LNS, COMPLETEP_48, EXPERTS)),
     Stated(8, "remedies", 12, LOOPS),
     Stated(8, CARRIED, None, COMPLETEP, question="depth slope"), Stated(8, CARRIED, 24, COMPLETEP),
+    Stated(8, SHALLOW, None, COMPLETEP_6, question="depth slope"), Stated(8, SHALLOW, 12, COMPLETEP_6),
+    Stated(8, SHALLOW, 3, COMPLETEP_6), Stated(8, SHALLOW, 12, COMPLETEP_6, VARIANCE),
 )  # fmt: skip
 
 
@@ -115,6 +118,7 @@ GROUPS = (
     ("text, width 32, equal FLOPs", REMEDIES_24, (24,)),
     ("text, width 48, lr carried", "remedies", (12,)),
     ("text, width 32, 4 to 24 layers", CARRIED, (4, 6, 8, 12, 24)),
+    ("text, width 64, 3 to 12 layers", SHALLOW, (3, 6, 12)),
     ("task", "depth_study", (12, 32)),
     ("task", "equal_flops equal_flops_lns", (32,)),
     ("task", "equal_flops_trial_tuned", (32,)),
