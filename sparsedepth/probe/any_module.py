@@ -213,7 +213,8 @@ def check_stream(probed: ProbedModule, tokens_BT: Tensor, name: str, n_words: in
         probed._rests[layer - 1] = out[1:] if isinstance(out, tuple) else None
     with probing(probed):
         x_BTD = _check_blocks(probed, tokens_BT, name, [seen[0][0], *(first_of(out) for _, out in seen)])
-        own = [x for x in tensors_of(returned) if x.ndim == 3]
+        # Modules in bf16 often return logits in fp32, of the stream's precision.
+        own = [x.to(first_of(seen[-1][1]).dtype) for x in tensors_of(returned) if x.ndim == 3]
         n_logits = _n_logits(probed, x_BTD, own)
         whole = [x for x in own if n_words and x.shape[:2] == x_BTD.shape[:2] and x.shape[-1] >= n_words]
         if n_logits is None and whole:

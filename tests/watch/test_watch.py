@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import warnings
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -106,6 +107,22 @@ def test_a_model_in_bf16_is_measured_in_fp32():
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     for name in ("residual_variance_last", "causal_score", "usefulness_loss_increase"):
         assert found.summary[name] == pytest.approx(whole.summary[name], rel=0.02, abs=1e-4)
+
+
+@pytest.mark.parametrize("names", [NAMES, {"layers": "trunk.blocks"}])
+def test_logits_that_a_module_in_bf16_returns_in_fp32_are_its_own(names):
+    class Upcast(Plain):
+        def forward(self, ids):
+            logits = super().forward(ids).float()
+            return logits if names is NAMES else torch.tanh(logits)
+
+    torch.manual_seed(0)
+    model = Upcast().bfloat16()
+    found, whole = (
+        sd.watch(each, held_out(), out=None, measures=["loss"], **names)(0).summary["val_loss"]
+        for each in (model, deepcopy(model).float())
+    )
+    assert found == pytest.approx(whole, rel=0.005)
 
 
 @pytest.mark.parametrize("family", ["cohere", "granite", "gemma2", "qwen3_next"])
