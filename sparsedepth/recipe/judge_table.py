@@ -216,12 +216,15 @@ def _is_ladder(runs: pd.DataFrame, path: Path, has_runs: bool) -> bool:
     again = runs.loc[steps.index[~((steps["budget"] > MATCHED) & (steps["size"] > 0))]]
     if len(again):
         row = again.iloc[0]
-        is_unsized = bool(runs["size"].isna().all() and (steps["budget"] > MATCHED).all())
-        size = ", of a ladder the column of sizes with --column size=NAME" * is_unsized
+        ladder = ""
+        if runs["size"].isna().all() and (steps["budget"] > MATCHED).all():
+            ladder = ", of a ladder the column of sizes with --column size=NAME"
+        elif not runs["budget"].any() and not runs.duplicated(["variant", "size"]).any():
+            ladder = ", of a ladder the column of FLOPs or tokens with --column budget=NAME"
         raise ValueError(
             f"{path}: row {row['row']} is {row['variant']!r} again, no column tells runs apart, and evaluations of one "
-            f"run are no seeds; name the column of seeds or runs with --column seed=NAME{size}, add one, or remove the "
-            "row"
+            f"run are no seeds; name the column of seeds or runs with --column seed=NAME{ladder}, add one, or remove "
+            "the row"
         )
     return len(steps) > 0
 

@@ -343,6 +343,10 @@ def test_one_run_at_each_budget_is_a_ladder_where_the_model_grows_with_it(tmp_pa
         with pytest.raises(ValueError, match="no column tells runs apart"):
             judge(ladder(tmp_path / "runs.csv", **columns))
     frame = pd.read_csv(ladder(tmp_path / "runs.csv")).rename(columns={"params": "Size (M)"})
+    frame.rename(columns={"Size (M)": "params", "flops": "spent FLOPs"}).to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(ValueError, match="of a ladder the column of FLOPs or tokens with --column budget=NAME"):
+        judge(tmp_path / "runs.csv")
+    assert judge(tmp_path / "runs.csv", {"budget": "spent FLOPs"}).table == found.table, "the advice works"
     frame.assign(tokens=frame["Size (M)"] / 1e6).to_csv(tmp_path / "runs.csv", index=False)
     with pytest.raises(ValueError, match="of a ladder the column of sizes with --column size=NAME"):
         judge(tmp_path / "runs.csv")
