@@ -13,7 +13,7 @@ Shapes: P shapes."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,8 @@ class ShapeRegret(NamedTuple):
     best: float
     regret: float | None
     """None where the carried lr was not run at this shape."""
+    edge: Literal["highest", "lowest"] | None = None
+    """Whether the best is an end of the values tried at this shape: a better one may lie beyond."""
 
 
 class Carried(NamedTuple):
@@ -128,7 +130,7 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
         raise ValueError(f"{told}; run it there: the same values of `tune: lr` at every shape")
     regret_P, sd_P = _regrets(lr, home, [*known.values()])
     of_shape = dict(zip(known, regret_P.tolist(), strict=True))
-    shapes = [ShapeRegret(shape, lr, _best(table), of_shape.get(shape)) for shape, table in others.items()]
+    shapes = [ShapeRegret(shape, lr, _best(t), of_shape.get(shape), _edge(t)) for shape, t in others.items()]
     mean, half = regret_P.mean(), 1.96 * sd_P.mean()
     if math.isinf(mean):
         half = 0.0
@@ -140,6 +142,11 @@ def _carried(setting: str, home: pd.DataFrame, others: Mapping[str, pd.DataFrame
 
 def _best(table: pd.DataFrame) -> float:
     return table.columns[table.mean().argmin()]
+
+
+def _edge(table: pd.DataFrame) -> Literal["highest", "lowest"] | None:
+    best = _best(table)
+    return "highest" if best == max(table.columns) else "lowest" if best == min(table.columns) else None
 
 
 def _regrets(lr: float, home: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
@@ -172,4 +179,4 @@ def _rows(lr: float, number: int, table: pd.DataFrame) -> pd.DataFrame:
 def carry_table(found: Sequence[Carried]) -> QueryResult:
     """A row for each setting and shape."""
     rows = tuple((one.setting, *shape) for one in found for shape in one.shapes)
-    return QueryResult(("setting", "shape", "lr", "best_lr", "regret"), rows)
+    return QueryResult(("setting", "shape", "lr", "best_lr", "regret", "edge"), rows)

@@ -27,6 +27,7 @@ from sparsedepth.quantities.quantity import Named
 from sparsedepth.train.devices import gathered
 from sparsedepth.words.watch import LACK, Lack
 
+DEFAULT_MEASURES = ("variance", "usefulness", "causal", "loss")
 NEEDS_LOSS = frozenset({"usefulness", "loss", "permutation", "removal", "joint", "early_exit", "spans", "gradients"})
 NEEDS_HEAD = frozenset({"lens", "gradients", "released_code", "trace", "trace_map"})
 NEEDS_PARTS = frozenset({"activations", "experts", "released_code"})
@@ -86,9 +87,9 @@ class Names:
     loss: Loss | None = None
 
 
-def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] | str) -> Adapted:
-    """Of 'all' measures those that go with the module. Raises ValueError, with the fix, for a module, tokens or
-    measures that do not go together."""
+def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] | str | None) -> Adapted:
+    """Of 'all' measures, and of DEFAULT_MEASURES where none is named, those that go with the module. Raises ValueError,
+    with the fix, for a module, tokens or measures that do not go together."""
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_encoder = kind in ENCODERS and names.layers is None
     is_known = names.layers is None and names.loss is None and (isinstance(module, Decoder) or kind in TYPES)
@@ -102,10 +103,10 @@ def adapt(module: nn.Module, tokens: Any, names: Names, measures: Sequence[str] 
         read = []
         probed, whole = _of_ids(module, given, names, is_known)
     lacks = _lacks(probed) if is_encoder or type(probed) in (ProbedModule, ObservedModule) else {}
-    chosen = measures_named(measures)
+    chosen = measures_named(measures or DEFAULT_MEASURES)
     left_out = {name: lacks[name] for name in chosen if name in lacks}
     for name, lack in left_out.items():
-        if measures != "all":
+        if measures and measures != "all":
             raise ValueError(f"the measure {name} {LACK[lack]}, or leave it out")
         chosen.remove(name)
     arrays = _halves(whole, chosen)

@@ -37,7 +37,10 @@ def scale_norms(
         width = getattr(getattr(module, "config", None), "hidden_size", max(sizes.values(), default=0))
         found += [(names[part], layer, part) for part, size in sizes.items() if size == width]
     if not found:
-        raise ValueError(f"the blocks of this {type(module).__name__} have no norms with weights; nothing to scale")
+        raise ValueError(
+            f"the blocks of this {type(module).__name__} have no norms with weights; "
+            "divide what its norms return by sqrt(layer) in its own code"
+        )
     if fold and not _is_multiple(found[-1][2]):
         raise ValueError(
             f"{found[-1][0]} multiplies by more than its weights (1 + w, as Gemma's), which cannot hold the factor; "

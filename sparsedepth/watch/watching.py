@@ -40,7 +40,6 @@ from sparsedepth.words.watch import cost_text, left_out_text
 Log = Callable[[dict[str, float], int], Any]
 """(values by name, step)"""
 
-DEFAULT_MEASURES = ("variance", "usefulness", "causal")
 N_INTERVALS = 100
 """Steps whose median time costs are told against."""
 
@@ -180,7 +179,7 @@ def watch(
     seed: int | None = None,
     settings: Row | None = None,
     tokens_per_step: int | None = None,
-    measures: Sequence[str] | str = DEFAULT_MEASURES,
+    measures: Sequence[str] | str | None = None,
     layers: str | None = None,
     norm: str | None = None,
     head: str | None = None,
@@ -197,7 +196,8 @@ def watch(
     out, name        results folder (None: no record), and the training's name in it; refused with other settings
     seed, settings   of the training, fields of a run such as {"depth_scale": "lns"}: what `effects` compares
     tokens_per_step  tokens of an optimizer step over all ranks; None: not known
-    measures         names (see `sparsedepth metrics`), or 'all' that the model has what they ask for
+    measures         names (see `sparsedepth metrics`), or 'all' that the model has what they ask for; by default loss,
+                     variance, usefulness and causal, as far as it has
     layers, norm, head   dotted paths of the blocks, the final norm and the head of another module
     loss             of a model without next tokens: (its output, targets) -> a loss per input, which usefulness needs
     log              function (values by name, step), or an open run of wandb, trackio, MLflow or TensorBoard

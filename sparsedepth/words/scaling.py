@@ -49,6 +49,9 @@ def carry_lines(found: "Sequence[Carried]", at: Row) -> Iterator[str]:
         for each in one.shapes:
             if each.regret is None:
                 yield f"{one.setting}: left out: {each.shape}, where lr={each.lr:g}, the best at {shape}, was not run"
+            elif each.edge:
+                beyond = f"is the {each.edge} tried: a better one may lie beyond, and the regret be larger"
+                yield f"{one.setting}: at {each.shape} the best lr, {each.best:g}, {beyond}"
     yield (
         "regret: expected loss at the carried lr minus the least of the shape's curve in log lr; interval: the wider "
         "of the curves' and the shapes'"

@@ -17,10 +17,10 @@ LACK: Mapping[Lack, str] = {
 
 
 def left_out_text(left_out: Mapping[str, Lack]) -> str:
-    """'sparsedepth: left out of all measures: experts (reads parts of a block, ...); lens, gradients (needs ...)'."""
+    """'sparsedepth: left out of the measures: experts (reads parts of a block, ...); lens, gradients (needs ...)'."""
     by_lack = {lack: [name for name, own in left_out.items() if own == lack] for lack in LACK}
     told = (f"{commas(names)} ({LACK[lack]})" for lack, names in by_lack.items() if names)
-    return f"sparsedepth: left out of all measures: {'; '.join(told)}"
+    return f"sparsedepth: left out of the measures: {'; '.join(told)}"
 
 
 def cost_text(seconds: float, share: float, every: int, kept: int | None, n_sequences: int) -> str:

@@ -54,7 +54,19 @@ def test_a_shape_that_did_not_run_the_carried_lr_has_no_regret_and_is_left_out()
     assert "1 shape)" in lines[0] and lines[1].endswith(
         "left out: n_layers=8, where lr=0.008, the best at n_layers=2, was not run"
     )
-    assert carry_table([carried]).rows[-1][-1] is None
+    assert carry_table([carried]).rows[-1][-2:] == (None, "lowest")
+    assert [one.edge for one in carried.shapes] == [None, "lowest"]
+
+
+def test_a_best_lr_at_the_end_of_those_tried_is_told():
+    best = {2: 0.002, 4: RATES[-1], 8: 0.002}
+    (carried,) = carry_of(runs(lambda _, depth, lr, seed: 2 + abs(lr - best[depth])), "val_loss", {"n_layers": 2})
+    assert [one.edge for one in carried.shapes] == ["highest", None]
+    (line,) = [line for line in carry_lines([carried], {"n_layers": 2}) if "tried" in line]
+    told = (
+        f"at n_layers=4 the best lr, {RATES[-1]:g}, is the highest tried: a better one may lie beyond, and the regret"
+    )
+    assert told in line
 
 
 def test_rounded_values_of_lr_are_one():

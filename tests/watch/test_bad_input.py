@@ -11,6 +11,7 @@ from torch import nn
 import sparsedepth as sd
 
 IDS = held_out()
+HEADLESS = {"layers": "trunk.blocks", "measures": ["usefulness"]}
 
 
 class Sized(nn.Module):
@@ -79,7 +80,7 @@ def quantised():
         (Plain, IDS, NAMES | {"norm": "embedding"}, "are not the module's logits; name both by head= and norm="),
         (Plain, IDS, NAMES | {"norm": "trunk.blocks.0.norm1"}, "are not the module's logits; name both by head="),
         (Sized, IDS, {"layers": "blocks", "measures": "variance"}, r"block 1 of 'blocks' takes \[2, 16, 8\] and ret"),
-        (ReadsTokens, IDS, NAMES, "calls blocks by themselves, and this module's read more than the .* such as"),
+        (ReadsTokens, IDS, NAMES | {"measures": "usefulness"}, "calls blocks by themselves, and this module's"),
         (Plain, torch.zeros(8, 17), NAMES, "the model cannot be run on these inputs|needs a loss"),
         (llama, IDS.float(), {}, r"tokens are float32 \[8, 17\]; give token ids as integers"),
         (llama, "a text", {}, r"tokens are a str that is no array of numbers; give token ids as integers"),
@@ -108,9 +109,9 @@ def quantised():
         (quantised, IDS, {}, "is quantised .float32.: it cannot be measured"),
         (lambda: [llama(), llama()], IDS, {}, "a stage of a pipeline is not the whole model"),
         (lambda: "model", IDS, {}, "the model is a str, and must be a torch.nn.Module"),
-        (partial(Capped, late=True), IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give"),
+        (partial(Capped, late=True), IDS, HEADLESS, "the measure usefulness needs a loss; give"),
         (TakesTargets, IDS, NAMES, "missing 1 .*'targets'.; forward must take them alone, as with targets=None"),
-        (Headless, IDS, {"layers": "trunk.blocks"}, "the measure usefulness needs a loss; give loss="),
+        (Headless, IDS, HEADLESS, "the measure usefulness needs a loss; give loss="),
         (Plain, IDS, NAMES | {"measures": ["attention"]}, "reads parts of a block that are not known of this m"),
         (llama, (IDS, np.zeros(3)), {"layers": "model.layers"}, "8 inputs and 3 targets; give one target for each"),
     ],

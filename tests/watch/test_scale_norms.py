@@ -86,5 +86,5 @@ def test_mistakes_are_told():
     assert not any(part._forward_hooks for part in shared.modules()), "a refused model is left as it was"
     with pytest.raises(ValueError, match=r"none of the known types .*layers='trunk.blocks' \(3 blocks\)"):
         sd.scale_norms(Plain())
-    with pytest.raises(ValueError, match="have no norms with weights; nothing to scale"):
+    with pytest.raises(ValueError, match="have no norms with weights; divide what its norms return by sqrt"):
         sd.scale_norms(torch.nn.ModuleDict({"a": torch.nn.ModuleList([torch.nn.Linear(2, 2)])}), layers="a")

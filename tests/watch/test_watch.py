@@ -192,7 +192,7 @@ def test_all_measures_are_those_that_a_module_has_the_parts_for(capsys):
     watch = sd.watch(Plain(), held_out(32), every=1, out=None, measures="all", **NAMES)
     parts = "attention, experts, activations, released_code (reads parts of a block"
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"sparsedepth: left out of all measures: {parts} that are not known") and "head" not in line
+    assert line.startswith(f"sparsedepth: left out of the measures: {parts} that are not known") and "head" not in line
     found = watch(1)
     assert {"val_loss", "usefulness", "residual_variance_last", "causal_score"} <= found.summary.keys()
     sd.watch(Headless(), held_out(32), every=1, out=None, measures="all", layers="trunk.blocks")

@@ -85,7 +85,11 @@ def test_costs_say_what_they_are_relative_to():
 
 def test_what_carrying_lr_costs_and_whether_it_may_be():
     regret = (0.0123, 0.001, 0.024)
-    shapes = [Record(regret=0.0), Record(regret=0.025), Record(regret=None, shape="n_layers=24", lr=0.01)]
+    shapes = [
+        Record(regret=0.0, edge=None),
+        Record(regret=0.025, edge=None),
+        Record(regret=None, shape="n_layers=24", lr=0.01),
+    ]
     carried = [Record(setting="baseline", regret=regret, n_seeds=3, shapes=shapes, rms=0.02)]
     first, second, _ = scaling.carry_lines(carried, {"n_layers": 6})
     assert first == (
