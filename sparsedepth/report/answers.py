@@ -116,9 +116,7 @@ def variance_answer(cells: Cells) -> Answer:
         return Answer(sentence=nothing_text(cells))
     usable = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], usable.form) if name in runs and runs[name].notna().any())]
-    same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
-    frames = [setting_effects(cells.of_outcome(name)) for name in names]
-    frames = [frame[frame["setting"].isin(same_data)] for frame in frames]
+    frames = [_on_same_data(cells.of_outcome(name)) for name in names]
     variance = frames[0] = with_second_looks(frames[0], cells)
     if variance.empty:
         return Answer(sentence=data_text(cells.settings) or nothing_text(cells))
@@ -127,8 +125,7 @@ def variance_answer(cells: Cells) -> Answer:
     rows = [_variance_row(name, *frames) for name in settings]
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
-        sentence=variance_sentence(variance)
-        + _harm(variance, setting_effects(of_loss), *(frames[1:] if names[-1] == usable.form else ())[-1:]),
+        sentence=variance_sentence(variance) + _harm(variance, [_on_same_data(of_loss), *frames[1:]], usable.form),
         table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=variance_notes(
             cells,
@@ -143,13 +140,22 @@ def variance_answer(cells: Cells) -> Answer:
     )
 
 
-def _harm(variance: pd.DataFrame, *frames: pd.DataFrame) -> str:
-    """What the settings that lower the variance at its deepest depth worsen there, as effects of these frames show."""
+def _on_same_data(cells: Cells) -> pd.DataFrame:
+    """The effects of the settings that do not change the data."""
+    same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
+    frame = setting_effects(cells)
+    return frame[frame["setting"].isin(same_data)]
+
+
+def _harm(variance: pd.DataFrame, frames: Sequence[pd.DataFrame], usefulness: str) -> str:
+    """What the settings that lower the variance at its deepest depth worsen there, of loss and usefulness, as effects
+    of these frames show."""
     depth = variance.loc[variance["estimate"].notna(), "n_layers"].max()
     lower = variance[(variance["n_layers"] == depth) & (variance["verdict"] == "lower")]["setting"]
     harm: dict[str, list[str]] = {}
-    for frame in frames:
-        for row in frame[(frame["n_layers"] == depth) & frame["setting"].isin(lower)].itertuples():
+    for number, frame in enumerate(frames):
+        judged = frame if number == 0 else frame[frame["outcome"] == usefulness]
+        for row in judged[(judged["n_layers"] == depth) & judged["setting"].isin(lower)].itertuples():
             if row.verdict == {"low": "higher", "high": "lower"}.get(IN_RUNS[row.outcome].better):
                 verb = "raises" if row.verdict == "higher" else "lowers"
                 harm.setdefault(row.setting, []).append(f"{verb} {row.outcome}")

@@ -112,10 +112,7 @@ def content(
     runs_table = table_of_runs(runs)
     judged = effects.iloc[:0] if ladder else effects  # of a ladder the law judges, not one budget
     told = [*findings(runs, trained, cells, card, judged, links, n_failed, store.damaged)]
-    if trained is not None and (waiting := pending_text(pending(store))):
-        told.insert(0, sentence_of(waiting))
-    if search and rankings:
-        told[:0] = search_sentences(rankings[0], search_text(search), in_shell(*folders))
+    told[:0] = [] if trained is None else _first_told(store, search, rankings, folders)
     answers, first = ladder or _top(store, runs, objective, card, cells, found, rankings)
     return Content(
         answers=answers,
@@ -130,6 +127,16 @@ def content(
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
+
+
+def _first_told(
+    store: Store, search: SweepDefinition | None, rankings: Sequence[Ranking], folders: Sequence[Path]
+) -> Iterator[str]:
+    """Of a search its question and its best, and how many runs are to come."""
+    if search and rankings:
+        yield from search_sentences(rankings[0], search_text(search), in_shell(*folders))
+    if waiting := pending_text(pending(store)):
+        yield sentence_of(waiting)
 
 
 def _links(cells: Cells) -> list[LinkEvidence]:
