@@ -116,7 +116,7 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
     from sparsedepth.data.sequences import open_source
     from sparsedepth.plan.forecast import forecast
 
-    runs = sorted(plan.expected_runs(), key=lambda run: (-run.n_steps, -run.train_tokens))
+    runs = sorted(plan.expected_runs(), key=lambda run: -run.n_steps)
     name = corpus_name(runs[0].corpus)
     if name.kind is not TEXT or name.origin == "hub" or len({(run.corpus, run.tokenizer) for run in runs}) > 1:
         return []
@@ -133,7 +133,7 @@ def forecasts(plan: "Plan") -> "list[Forecast]":
     if unigram is None or bigram is None:  # a batch of more tokens than are counted
         return []
     share_read = min(1, (text["train"]["bytes"] + text["val"]["bytes"]) / max(1, size))
-    passes = runs[0].train_tokens / text["train"]["tokens"] * share_read
+    passes = max(run.train_tokens for run in runs) / text["train"]["tokens"] * share_read
     return [forecast(run, unigram, bigram, passes) for _, run in sorted({run.n_layers: run for run in runs}.items())]
 
 

@@ -100,7 +100,7 @@ class ProbedModule(ProbedModel):
             x_ND = x_BTD.flatten(0, 1)
             x_STD = nn.functional.pad(x_ND, (0, 0, 0, -len(x_ND) % length)).unflatten(0, (-1, length))
             ids_ST = torch.zeros(x_STD.shape[:2], dtype=torch.long, device=x_STD.device)
-            returned = tensors_of(self._after_blocks(x_STD, ids_ST))
+            returned = tensors_of(self._after_blocks(x_STD, ids_ST, self._low_around_blocks()))
             logits_STV = next(x for x in returned if x.shape == (*ids_ST.shape, n_words))
             return logits_STV.flatten(0, 1)[: len(x_ND)].unflatten(0, x_BTD.shape[:2])
         if self.head is None:
@@ -119,15 +119,19 @@ class ProbedModule(ProbedModel):
         rows_B = targets_BT[:, 0]
         given = _floats(self._given(rows_B))
         aims = rows_B if self._targets is None else self._targets[rows_B.cpu()].to(self.device)
-        return torch.stack([self.loss(self._after_blocks(x_BTD, given), aims) for x_BTD in x_FBTD]).float()
+        low = self._low_around_blocks()
+        return torch.stack([self.loss(self._after_blocks(x_BTD, given, low), aims) for x_BTD in x_FBTD]).float()
 
-    def _after_blocks(self, x_BTD: Tensor, given: Tensor) -> Any:
-        """What the module returns for inputs whose last block returns x_BTD, in fp32."""
+    def _low_around_blocks(self) -> dict[str, Tensor]:
+        """The weights outside of blocks that are not in fp32, in fp32."""
         in_blocks = {weight for module in self._layers for weight in module.parameters()}
         around = {name: weight for name, weight in self.model.named_parameters() if weight not in in_blocks}
-        low = {name: weight.float() for name, weight in around.items() if weight.dtype != torch.float32}
+        return {name: weight.float() for name, weight in around.items() if weight.dtype != torch.float32}
+
+    def _after_blocks(self, x_BTD: Tensor, given: Tensor, low: Mapping[str, Tensor]) -> Any:
+        """What the module returns for inputs whose last block returns x_BTD; `low`: its weights that are replaced."""
         with self._passing(lambda layer, x, *_: x_BTD if layer == self.n_layers else x):
-            return functional_call(self.model, low, (given,))
+            return functional_call(self.model, dict(low), (given,))
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> AttentionInputs | None:
         raise ValueError(f"attention's weights cannot be read from a {type(self.model).__name__}; leave attention out")
