@@ -125,7 +125,7 @@ def variance_answer(cells: Cells) -> Answer:
     rows = [_variance_row(name, *frames) for name in settings]
     columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
-        sentence=variance_sentence(variance) + _harm(variance, [_on_same_data(of_loss), *frames[1:]], usable.form),
+        sentence=variance_sentence(variance) + _harm(variance, _on_same_data(of_loss), *frames[1:]),
         table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=variance_notes(
             cells,
@@ -147,15 +147,14 @@ def _on_same_data(cells: Cells) -> pd.DataFrame:
     return frame[frame["setting"].isin(same_data)]
 
 
-def _harm(variance: pd.DataFrame, frames: Sequence[pd.DataFrame], usefulness: str) -> str:
-    """What the settings that lower the variance at its deepest depth worsen there, of loss and usefulness, as effects
-    of these frames show."""
+def _harm(variance: pd.DataFrame, *frames: pd.DataFrame) -> str:
+    """What the settings that lower the variance at its deepest depth worsen there, as effects of these frames show; of
+    quantities that have a better direction."""
     depth = variance.loc[variance["estimate"].notna(), "n_layers"].max()
     lower = variance[(variance["n_layers"] == depth) & (variance["verdict"] == "lower")]["setting"]
     harm: dict[str, list[str]] = {}
-    for number, frame in enumerate(frames):
-        judged = frame if number == 0 else frame[frame["outcome"] == usefulness]
-        for row in judged[(judged["n_layers"] == depth) & judged["setting"].isin(lower)].itertuples():
+    for frame in frames:
+        for row in frame[(frame["n_layers"] == depth) & frame["setting"].isin(lower)].itertuples():
             if row.verdict == {"low": "higher", "high": "lower"}.get(IN_RUNS[row.outcome].better):
                 verb = "raises" if row.verdict == "higher" else "lowers"
                 harm.setdefault(row.setting, []).append(f"{verb} {row.outcome}")
